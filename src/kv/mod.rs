@@ -1,0 +1,3 @@
+//! The paged KV cache: which sequence owns which pages. Ids only, never bytes.
+
+pub mod layout;
