@@ -9,7 +9,7 @@ use tokenizers::models::bpe::{BPE, Vocab};
 
 use super::TokenId;
 use super::pre_tokenizers::PreTokenizer;
-use super::vocabulary::{Kind, TOKENS_KEY, Vocabulary};
+use super::vocabulary::{TOKENS_KEY, Vocabulary};
 use crate::gguf::{Gguf, Value};
 
 const MERGES_KEY: &str = "tokenizer.ggml.merges";
@@ -78,7 +78,7 @@ impl Bpe {
         });
         match missing.count() {
             0 => {}
-            245.. => bail!(gguf.key_error(TOKENS_KEY, "no token stands for text")),
+            243.. => bail!(gguf.key_error(TOKENS_KEY, "no token stands for text")),
             count => vocabulary.warnings.push(format!(
                 "the vocabulary lacks a token for {count} of the bytes of UTF-8: characters with them are left out"
             )),

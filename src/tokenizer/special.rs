@@ -126,9 +126,10 @@ impl Specials {
 
     /// Whether `text` begins with the rest of a control text that the text before it may have begun.
     fn ends_a_control_text(&self, text: &str) -> bool {
-        self.control.sorted.iter().any(|(control, _)| {
-            control.char_indices().skip(1).any(|(cut, _)| text.starts_with(&control[cut..]))
-        })
+        self.control
+            .sorted
+            .iter()
+            .any(|(control, _)| control.char_indices().skip(1).any(|(cut, _)| text.starts_with(&control[cut..])))
     }
 }
 
