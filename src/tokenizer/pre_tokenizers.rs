@@ -135,7 +135,9 @@ fn regular(pattern: &str) -> (String, Option<Tail>) {
     let before_tail = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"].iter().find_map(|tail| pattern.strip_suffix(tail));
     match before_tail {
         Some(others) if !others.contains("(?!") && !others.contains("(?=") => {
-            (format!(r"{others}|\s+"), Some(Tail { keeps_line_ends: others.contains(r"\s*[\r\n]") }))
+            // Some patterns escape the line ends, some hold them.
+            let keeps_line_ends = [r"\s*[\r\n]", "\\s*[\r\n]"].iter().any(|to_line_end| others.contains(to_line_end));
+            (format!(r"{others}|\s+"), Some(Tail { keeps_line_ends }))
         }
         _ => (pattern, None),
     }
