@@ -131,7 +131,8 @@ fn look_up(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
 fn not_found(what: &str, folders: &[PathBuf]) -> String {
     let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     format!(
-        "{what}: no such file, and no such name in {} (scripts/get_model.sh gets the default model)",
+        "{what}: no such file, and no such name in {} ($SAYFA_MODELS names another folder, scripts/get_model.sh gets the \
+         default model)",
         folders.join(", ")
     )
 }
