@@ -1,0 +1,112 @@
+//! From a path to a memory map, and what to say of files that hold no GGUF.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use memmap2::Mmap;
+
+use super::Error;
+
+/// Maps a regular file that is not empty. Anything else is refused before it is opened, so that a pipe or a device
+/// cannot hang the program.
+pub(super) fn map(path: &Path) -> Result<Mmap, Error> {
+    let about = fs::metadata(path).map_err(|error| cannot_open(path, &error))?;
+    if about.is_dir() {
+        return Err(Error::of_file(path, "this is a directory: give the .gguf file inside it"));
+    }
+    if !about.is_file() {
+        return Err(Error::of_file(path, "not a regular file, so it cannot be mapped: save the model to a file first"));
+    }
+    if about.len() == 0 {
+        return Err(Error::of_file(path, "the file is empty: its download has failed or not yet begun"));
+    }
+    let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
+    // SAFETY: the map is private to this process and only ever read, as plain bytes for which every value is valid.
+    // What no program can prevent is that another process cuts the file short while it is mapped.
+    unsafe { Mmap::map(&file) }.map_err(|error| Error::of_file(path, format_args!("cannot be mapped: {error}")))
+}
+
+fn cannot_open(path: &Path, error: &io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::NotFound => match fs::read_link(path) {
+            Ok(target) => {
+                Error::of_file(path, format_args!("this link leads to {}, which does not exist", target.display()))
+            }
+            Err(_) => Error::of_file(path, "no such file"),
+        },
+        io::ErrorKind::PermissionDenied => Error::of_file(path, "permission denied: this user may not read the file"),
+        _ => Error::of_file(path, format_args!("cannot be opened: {error}")),
+    }
+}
+
+/// The sentence for a file that does not start with GGUF's magic.
+pub(super) fn not_gguf(bytes: &[u8]) -> String {
+    let start = bytes.trim_ascii_start();
+    let is = |prefix: &[u8]| bytes.starts_with(prefix);
+    let what = if b"GGUF".starts_with(bytes) {
+        return format!(
+            "the file is cut or still downloading: a GGUF header alone takes 24 bytes and it has {}",
+            bytes.len()
+        );
+    } else if is(b"FUGG") {
+        return "the magic is byte-reversed: this GGUF is for big-endian machines, convert it to little-endian".into();
+    } else if is(b"version https://git-lfs") {
+        "it is a Git LFS pointer that stands for the model: fetch the file itself with `git lfs pull`"
+    } else if start.starts_with(b"<") {
+        "it is a web page (HTML or XML): the download gave a page in place of the model"
+    } else if bytes.get(8) == Some(&b'{') {
+        "it looks like a safetensors file: convert it to GGUF first"
+    } else if start.starts_with(b"{") {
+        "it is JSON text: an error message of a server or a configuration, not the model"
+    } else if [b"lmgg", b"fmgg", b"tjgg", b"algg"].iter().any(|magic| is(*magic)) {
+        "it is in an old GGML format from before GGUF: convert it or fetch a GGUF of the model"
+    } else if is(b"PK\x03\x04") {
+        "it is a zip archive (PyTorch checkpoints are zip archives too): unpack or convert it first"
+    } else if is(b"\x80\x02") || is(b"\x80\x04") {
+        "it is a Python pickle, perhaps a PyTorch checkpoint: convert it to GGUF first"
+    } else if is(b"\x1f\x8b") || is(b"\x28\xb5\x2f\xfd") || is(b"\xfd7zXZ\0") || is(b"BZh") {
+        "it is compressed: unpack it first"
+    } else {
+        let head: Vec<String> = bytes.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+        return format!("not a GGUF file: it starts with the bytes {} where \"GGUF\" has to stand", head.join(" "));
+    };
+    format!("not a GGUF file: {what}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_the_usual_suspects() {
+        let cases: [(&[u8], &str); 12] = [
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS"),
+            (b"<!DOCTYPE html><html>", "web page"),
+            (b"\n  <html>", "web page"),
+            (b"\x40\0\0\0\0\0\0\0{\"__metadata__\":{}}", "safetensors"),
+            (b"{\"error\":\"not found\"}", "JSON"),
+            (b"tjgg\x03\0\0\0", "old GGML"),
+            (b"PK\x03\x04rest", "zip archive"),
+            (b"\x80\x02}q\0", "pickle"),
+            (b"\x1f\x8b\x08\0", "compressed"),
+            (b"FUGG\0\0\0\x03", "big-endian"),
+            (b"GG", "has 2"),
+            (b"\0\x01\xfe", "00 01 fe"),
+        ];
+        for (bytes, expected) in cases {
+            let sentence = not_gguf(bytes);
+            assert!(sentence.contains(expected), "{sentence:?} does not say {expected:?}");
+            assert!(!sentence.contains('\n'));
+        }
+    }
+
+    #[test]
+    fn says_why_a_file_cannot_be_opened() {
+        let path = Path::new("model.gguf");
+        let denied = cannot_open(path, &io::ErrorKind::PermissionDenied.into()).to_string();
+        assert_eq!(denied, "model.gguf: permission denied: this user may not read the file");
+        let missing = cannot_open(path, &io::ErrorKind::NotFound.into()).to_string();
+        assert_eq!(missing, "model.gguf: no such file");
+    }
+}
