@@ -65,7 +65,7 @@ def type_of(quant, name, layer, layers):
     if not quant.endswith(("_M", "_S")):
         return Type[quant]
     eighth = layers // 8
-    more = layer is not None and (layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2)
+    more = layer is not None and (layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2)
     if quant.endswith("_M") and more and name.endswith(("attn_v.weight", "ffn_down.weight")):
         return Type.Q6_K
     return Type[quant[:-2]]
