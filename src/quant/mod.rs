@@ -1,4 +1,17 @@
-//! ggml element types: sizes and names here, block layouts and reference dequantization in the files beside.
+//! ggml element types: the table of sizes and names, and the one view that all quantized types share.
+//!
+//! Whatever its layout, a quantized row is read as groups of 32 elements (`Group`). The scalar kernels, the reference
+//! dequantization and the tests are written over groups; SIMD kernels load the same groups their own way and must agree.
+
+pub mod activation;
+mod iq;
+mod k;
+mod legacy;
+
+use half::{bf16, f16};
+
+/// Elements per group: the unit in which activations are quantized and integer dot products are summed.
+pub const GROUP: usize = 32;
 
 /// Element types that sayfa computes with. Ids and sizes are ggml's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -129,5 +142,173 @@ pub fn unsupported_name(id: u32) -> &'static str {
         38 => "IQ4_NL_8_8 (removed)",
         40 => "NVFP4",
         _ => "unknown",
+    }
+}
+
+/// How the scales of a group enter the dot product (see "Quantized matmul" in the arithmetic contract).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// One scale per 32 elements.
+    Scale,
+    /// One scale and one minimum per 32 elements.
+    ScaleMin,
+    /// An integer scale per 16 elements, folded into the integer sum.
+    Split,
+    /// The same with an integer minimum per 16 elements.
+    SplitMin,
+}
+
+impl DType {
+    /// `None` for floats.
+    pub const fn form(self) -> Option<Form> {
+        match self {
+            DType::F32 | DType::F16 | DType::BF16 => None,
+            DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => Some(Form::Scale),
+            DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => Some(Form::ScaleMin),
+            DType::Q3_K | DType::Q6_K => Some(Form::Split),
+            DType::Q2_K => Some(Form::SplitMin),
+        }
+    }
+}
+
+/// 32 consecutive elements of a quantized row. Element i stands for
+/// `w_scale * sub_scale[i / 16] * q[i] - w_min * sub_min[i / 16]`; the sub-scales are 1 where a type has none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    pub q: [i8; GROUP],
+    pub w_scale: f32,
+    pub sub_scale: [i32; 2],
+    pub w_min: f32,
+    pub sub_min: [i32; 2],
+}
+
+impl Group {
+    /// A group with one scale and one minimum (0 where the type has none).
+    fn with_scale(q: [i8; GROUP], w_scale: f32, w_min: f32) -> Group {
+        Group { q, w_scale, sub_scale: [1, 1], w_min, sub_min: [1, 1] }
+    }
+}
+
+/// A quantization block as it lies in the file: byte arrays only, so that it has alignment 1 and any bit pattern is valid.
+///
+/// # Safety
+/// The type must be `repr(C)` and made of byte arrays alone.
+unsafe trait Block: Sized {
+    const DTYPE: DType;
+    /// Group `j` of the block.
+    fn group(&self, j: usize) -> Group;
+}
+
+/// The block of `row` that holds group `g`, and the group's number in it.
+fn group_of<B: Block>(row: &[u8], g: usize) -> Group {
+    const { assert!(size_of::<B>() == B::DTYPE.block_bytes() && align_of::<B>() == 1) };
+    let groups_per_block = B::DTYPE.block_elements() / GROUP;
+    let start = g / groups_per_block * size_of::<B>();
+    let bytes = &row[start..start + size_of::<B>()];
+    // SAFETY: `bytes` is exactly one B long, B has alignment 1 and is valid for any bytes (trait contract).
+    let block = unsafe { &*bytes.as_ptr().cast::<B>() };
+    block.group(g % groups_per_block)
+}
+
+/// Group `g` of a row of a quantized type. The plain path: every SIMD kernel must agree with it.
+pub fn group(dtype: DType, row: &[u8], g: usize) -> Group {
+    match dtype {
+        DType::Q4_0 => group_of::<legacy::BlockQ4_0>(row, g),
+        DType::Q4_1 => group_of::<legacy::BlockQ4_1>(row, g),
+        DType::Q5_0 => group_of::<legacy::BlockQ5_0>(row, g),
+        DType::Q5_1 => group_of::<legacy::BlockQ5_1>(row, g),
+        DType::Q8_0 => group_of::<legacy::BlockQ8_0>(row, g),
+        DType::Q2_K => group_of::<k::BlockQ2K>(row, g),
+        DType::Q3_K => group_of::<k::BlockQ3K>(row, g),
+        DType::Q4_K => group_of::<k::BlockQ4K>(row, g),
+        DType::Q5_K => group_of::<k::BlockQ5K>(row, g),
+        DType::Q6_K => group_of::<k::BlockQ6K>(row, g),
+        DType::IQ4_NL => group_of::<iq::BlockIQ4NL>(row, g),
+        DType::IQ4_XS => group_of::<iq::BlockIQ4XS>(row, g),
+        DType::MXFP4 => group_of::<iq::BlockMXFP4>(row, g),
+        DType::F32 | DType::F16 | DType::BF16 => panic!("{} rows have no groups", dtype.name()),
+    }
+}
+
+/// One row -> f32, in ggml's order of operations: (scale * sub_scale) * q - (min * sub_min).
+pub fn dequantize_row(dtype: DType, row: &[u8], out: &mut [f32]) {
+    assert_eq!(dtype.row_bytes(out.len() as u64), Some(row.len() as u64), "row of {} elements", out.len());
+    match dtype {
+        DType::F32 => {
+            for (x, b) in out.iter_mut().zip(row.as_chunks::<4>().0) {
+                *x = f32::from_le_bytes(*b);
+            }
+        }
+        DType::F16 => {
+            for (x, b) in out.iter_mut().zip(row.as_chunks::<2>().0) {
+                *x = f16::from_le_bytes(*b).to_f32();
+            }
+        }
+        DType::BF16 => {
+            for (x, b) in out.iter_mut().zip(row.as_chunks::<2>().0) {
+                *x = bf16::from_le_bytes(*b).to_f32();
+            }
+        }
+        _ => {
+            for (g, out) in out.chunks_exact_mut(GROUP).enumerate() {
+                let group = group(dtype, row, g);
+                for (i, x) in out.iter_mut().enumerate() {
+                    let scale = group.w_scale * group.sub_scale[i / 16] as f32;
+                    *x = scale * f32::from(group.q[i]) - group.w_min * group.sub_min[i / 16] as f32;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_matches_ggml_sizes() {
+        // bits per weight as published for each type
+        let bits = |t: DType| t.block_bytes() as f64 * 8.0 / t.block_elements() as f64;
+        let expected = [32.0, 16.0, 16.0, 4.5, 5.0, 5.5, 6.0, 8.5, 2.625, 3.4375, 4.5, 5.5, 6.5625, 4.5, 4.25, 4.25];
+        for (t, want) in DType::ALL.into_iter().zip(expected) {
+            assert_eq!(bits(t), want, "{}", t.name());
+            assert_eq!(DType::from_id(t.id()), Some(t));
+        }
+        assert_eq!(DType::from_id(4), None);
+        assert_eq!(DType::Q4_K.row_bytes(576), None);
+        assert_eq!(DType::Q4_1.row_bytes(576), Some(360));
+        assert_eq!(DType::F32.row_bytes(u64::MAX), None);
+    }
+
+    #[test]
+    fn hand_made_blocks_dequantize() {
+        let mut q4_1 = vec![0u8; 20];
+        q4_1[0..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+        q4_1[2..4].copy_from_slice(&f16::from_f32(-1.0).to_le_bytes());
+        q4_1[4] = 0xf3; // element 0 is 3, element 16 is 15
+        let mut out = [0f32; 32];
+        dequantize_row(DType::Q4_1, &q4_1, &mut out);
+        assert_eq!((out[0], out[16], out[1]), (0.5, 6.5, -1.0));
+
+        let mut q5_0 = vec![0u8; 22];
+        q5_0[0..2].copy_from_slice(&f16::from_f32(2.0).to_le_bytes());
+        q5_0[2..6].copy_from_slice(&(1u32 | 1 << 17).to_le_bytes()); // fifth bits of elements 0 and 17
+        dequantize_row(DType::Q5_0, &q5_0, &mut out);
+        assert_eq!((out[0], out[1], out[17]), (0.0, -32.0, 0.0));
+
+        let mut mxfp4 = vec![0u8; 17];
+        mxfp4[0] = 127; // 2^(127-128) on doubled values
+        mxfp4[1] = 0x9f; // low nibble 15 -> -12, high nibble 9 -> -1
+        dequantize_row(DType::MXFP4, &mxfp4, &mut out);
+        assert_eq!((out[0], out[16]), (-6.0, -0.5));
+
+        let mut q6 = vec![0u8; 210];
+        q6[208..210].copy_from_slice(&f16::from_f32(1.0).to_le_bytes());
+        q6[192 + 15] = (-3i8) as u8; // last sub-scale: elements 240..256
+        q6[127] = 0xf0; // high nibble: element 255, low four bits 15
+        q6[191] = 0xc0; // its high two bits
+        let mut out = [0f32; 256];
+        dequantize_row(DType::Q6_K, &q6, &mut out);
+        assert_eq!((out[255], out[254], out[0]), (-93.0, 96.0, 0.0));
     }
 }
