@@ -18,16 +18,16 @@ pub struct ModelArgs {
     pub model: Option<String>,
 
     /// Threads; 0: one for each physical core
-    #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=4096))]
+    #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=4096), allow_negative_numbers = true)]
     pub threads: usize,
 
     /// Context in tokens; 0: as many as the model was trained for
     /// [default: that, or less if this machine has no room for it]
-    #[arg(short, long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31))]
+    #[arg(short, long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31), allow_negative_numbers = true)]
     pub ctx_size: Option<usize>,
 
     /// Most prompt tokens computed in one step
-    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536))]
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
     pub batch_size: usize,
 
     /// How keys and values are kept in the KV cache
@@ -51,11 +51,11 @@ pub struct ModelArgs {
     pub simd: Option<SimdName>,
 
     /// Base of the rotary position frequencies [default: from the model]
-    #[arg(long, value_name = "X", value_parser = above_zero)]
+    #[arg(long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
     pub rope_freq_base: Option<f32>,
 
     /// Factor of the rotary position frequencies [default: from the model]
-    #[arg(long, value_name = "X", value_parser = above_zero)]
+    #[arg(long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
     pub rope_freq_scale: Option<f32>,
 
     /// How positions beyond the trained ones are scaled [default: from the model]
@@ -87,10 +87,6 @@ pub struct SystemArgs {
     /// Put the system message into the first user message, for templates without a system role
     #[arg(long)]
     pub system_in_user: bool,
-
-    /// Refuse text that is not UTF-8 instead of replacing what is wrong by U+FFFD
-    #[arg(long)]
-    pub strict_utf8: bool,
 }
 
 #[derive(Clone, Debug, Args)]

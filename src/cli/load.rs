@@ -26,15 +26,36 @@ const READ_AHEAD_BYTES: usize = 4 << 20;
 pub struct Loaded {
     /// The file's name, for people.
     pub name: String,
-    pub path: PathBuf,
+    pub texts: Texts,
     pub config: Config,
     pub weights_bytes: u64,
     pub kv_bytes_per_token: u64,
+    pub threads: usize,
+    pub engine: Engine,
+    pub load_seconds: f64,
+}
+
+/// What turns text into token ids and back.
+pub struct Texts {
+    pub path: PathBuf,
     pub tokenizer: Tokenizer,
     /// `None`: plain completion.
     pub template: Option<ChatTemplate>,
-    pub engine: Engine,
-    pub load_seconds: f64,
+}
+
+impl Texts {
+    fn new(path: PathBuf, gguf: &Gguf) -> anyhow::Result<Texts> {
+        let tokenizer = Tokenizer::from_gguf(gguf)?;
+        let template = ChatTemplate::from_gguf(gguf, &tokenizer)?;
+        Ok(Texts { path, tokenizer, template })
+    }
+
+    /// Without the weights.
+    pub fn open(model: Option<&str>) -> anyhow::Result<Texts> {
+        let path = find_model(model)?;
+        let gguf = Gguf::open(&path)?;
+        Texts::new(path, &gguf)
+    }
 }
 
 /// Loads the model that the flags ask for and tells the user what is worth knowing about it.
@@ -42,41 +63,35 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let start = Instant::now();
     let path = find_model(args.model.as_deref())?;
     let gguf = Gguf::open(&path)?;
-    // The vocabulary needs a core for a while, the weights the disk: both at once.
-    let tokenizer = std::thread::scope(|scope| {
-        let tokenizer = scope.spawn(|| Tokenizer::from_gguf(&gguf));
-        read_ahead(&gguf, terminal);
-        tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })?;
-    let template = ChatTemplate::from_gguf(&gguf, &tokenizer)?;
     let model = Model::from_gguf(&gguf, &args.rope_overrides())?;
-    let config = model.config.clone();
-    let weights_bytes = model.weights_bytes();
-    if tokenizer.vocab() > config.vocab {
+    let (config, weights_bytes) = (model.config.clone(), model.weights_bytes());
+    let (kv_type_k, kv_type_v) = args.kv_types();
+    let kv_bytes_per_token = kv_bytes_per_token(&config, kv_type_k, kv_type_v);
+    // Before the long work: a context that does not fit is refused at once.
+    let context_tokens = choose_context(args, &config, kv_bytes_per_token, machine::available_memory(), terminal)?;
+    // The vocabulary needs a core for a while, the weights the disk: both at once.
+    let texts = std::thread::scope(|scope| {
+        let texts = scope.spawn(|| Texts::new(path, &gguf));
+        read_ahead(&gguf, terminal);
+        texts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    if texts.tokenizer.vocab() > config.vocab {
         bail!(
             "{}: the vocabulary has {} tokens, but token_embd.weight has {} rows: the file is damaged",
-            path.display(),
-            tokenizer.vocab(),
+            texts.path.display(),
+            texts.tokenizer.vocab(),
             config.vocab
         );
     }
-    warn(&gguf, &model, &tokenizer, template.as_ref(), args, terminal);
-
-    let (kv_type_k, kv_type_v) = args.kv_types();
-    let kv_bytes_per_token = kv_bytes_per_token(&config, kv_type_k, kv_type_v);
-    let context_tokens = choose_context(args, &config, kv_bytes_per_token, machine::available_memory(), terminal)?;
-    let options = cpu::Options {
-        threads: args.threads,
-        simd: args.simd.map(cpu::Simd::from),
-        kv_type_k,
-        kv_type_v,
-        batch_tokens: args.batch_size,
-    };
+    warn(&gguf, &model, &texts, args, terminal);
+    let threads = if args.threads == 0 { available_threads() } else { args.threads };
+    let simd = args.simd.map(cpu::Simd::from);
+    let options = cpu::Options { threads, simd, kv_type_k, kv_type_v, batch_tokens: args.batch_size };
     let backend = cpu::open(Arc::new(model), &options)?;
     let engine = Engine::new(backend, engine::Options { context_tokens, batch_tokens: args.batch_size })?;
-    let name = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
+    let name = texts.path.file_name().unwrap_or(texts.path.as_os_str()).to_string_lossy().into_owned();
     let load_seconds = start.elapsed().as_secs_f64();
-    Ok(Loaded { name, path, config, weights_bytes, kv_bytes_per_token, tokenizer, template, engine, load_seconds })
+    Ok(Loaded { name, texts, config, weights_bytes, kv_bytes_per_token, threads, engine, load_seconds })
 }
 
 /// The file of `-m`, of $SAYFA_MODEL, or the default model.
@@ -128,7 +143,7 @@ fn read_ahead(gguf: &Gguf, terminal: &Terminal) {
     if machine::total_memory().is_some_and(|memory| total > memory / 2) {
         return;
     }
-    let mut progress = terminal.progress("loading", total, true);
+    let mut progress = terminal.progress_bytes("loading", total);
     let mut done = 0;
     for tensor in gguf.tensors() {
         for chunk in tensor.data().chunks(READ_AHEAD_BYTES) {
@@ -139,18 +154,11 @@ fn read_ahead(gguf: &Gguf, terminal: &Terminal) {
     }
 }
 
-fn warn(
-    gguf: &Gguf,
-    model: &Model,
-    tokenizer: &Tokenizer,
-    template: Option<&ChatTemplate>,
-    args: &ModelArgs,
-    terminal: &Terminal,
-) {
-    for sentence in tokenizer.warnings() {
+fn warn(gguf: &Gguf, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &Terminal) {
+    for sentence in texts.tokenizer.warnings() {
         terminal.warn(sentence);
     }
-    if let Some(note) = template.and_then(ChatTemplate::note) {
+    if let Some(note) = texts.template.as_ref().and_then(ChatTemplate::note) {
         terminal.warn(note);
     }
     if !model.unused_tensors.is_empty() {
@@ -182,13 +190,9 @@ pub fn shortened(names: &[String]) -> String {
     if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
 }
 
-pub fn kv_bytes_per_token(config: &Config, kv_type_k: KvType, kv_type_v: KvType) -> u64 {
-    let element_bytes = |kv_type| match kv_type {
-        KvType::F32 => 4,
-        KvType::F16 => 2,
-    };
-    (config.n_layers * config.n_kv_heads * config.head_dim) as u64
-        * (element_bytes(kv_type_k) + element_bytes(kv_type_v))
+fn kv_bytes_per_token(config: &Config, kv_type_k: KvType, kv_type_v: KvType) -> u64 {
+    let row_bytes = kv_type_k.row_bytes(config.head_dim) + kv_type_v.row_bytes(config.head_dim);
+    (config.n_layers * config.n_kv_heads * row_bytes) as u64
 }
 
 /// Tokens of context: what -c says if it fits, else the smaller of the trained context and what fits.
@@ -234,4 +238,8 @@ fn choose_context(
             Ok(context_tokens)
         }
     }
+}
+
+fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }

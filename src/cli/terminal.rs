@@ -97,12 +97,19 @@ impl Terminal {
         let _ = writeln!(io::stderr(), "{}", strip_controls(&line.join(" ")));
     }
 
-    /// A bar on standard error for `total` units of work, if it is a terminal and the work lasts.
-    pub fn progress(&self, what: &str, total: u64, bytes: bool) -> Progress {
+    /// A bar on standard error, if it is a terminal and the work lasts.
+    pub fn progress_tokens(&self, what: &str, total: usize) -> Progress {
+        self.progress(what, total as u64, "{msg} {bar:30} {pos}/{len} tokens")
+    }
+
+    pub fn progress_bytes(&self, what: &str, total: u64) -> Progress {
+        self.progress(what, total, "{msg} {bar:30} {bytes}/{total_bytes}")
+    }
+
+    fn progress(&self, what: &str, total: u64, template: &str) -> Progress {
         let shown = self.stderr_is_terminal && !self.talk.quiet;
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
-        let units = if bytes { "{bytes}/{total_bytes}" } else { "{pos}/{len} tokens" };
-        let style = ProgressStyle::with_template(&format!("{{msg}} {{bar:30}} {units}"));
+        let style = ProgressStyle::with_template(template);
         bar.set_style(style.expect("the template is a constant and sound"));
         bar.set_message(what.to_string());
         Progress { bar, start: Instant::now(), pending: shown }
