@@ -153,7 +153,7 @@ fn show(session: &mut Session, what: &str, terminal: &mut Terminal) -> anyhow::R
 fn show_info(session: &Session, terminal: &Terminal) {
     let loaded = &session.loaded;
     let config = &loaded.config;
-    terminal.talk(&format!("model    {}", loaded.path.display()));
+    terminal.talk(&format!("model    {}", loaded.texts.path.display()));
     terminal.talk(&format!("weights  {} read for each token", mib(loaded.weights_bytes)));
     terminal.talk(&format!("layers   {} of {}, vocabulary {}", config.n_layers, config.dim, config.vocab));
     terminal.talk(&format!(
@@ -162,7 +162,7 @@ fn show_info(session: &Session, terminal: &Terminal) {
         loaded.engine.context_tokens(),
         loaded.kv_bytes_per_token
     ));
-    terminal.talk(match loaded.template {
+    terminal.talk(match loaded.texts.template {
         Some(_) => "template chat",
         None => "template none: plain completion",
     });

@@ -22,6 +22,11 @@ pub struct ChatArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub system: SystemArgs,
+
+    /// Refuse text that is not UTF-8 instead of replacing what is wrong by U+FFFD
+    #[arg(long, help_heading = "Prompt")]
+    pub strict_utf8: bool,
+
     #[command(flatten)]
     pub generation: GenerationArgs,
     #[command(flatten)]
@@ -32,11 +37,11 @@ pub struct ChatArgs {
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let loaded = super::load::load(&args.model, terminal)?;
-    if loaded.template.is_none() {
+    if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
     let mut session = Session::new(loaded, args)?;
-    let mut reader = Reader::open(args.system.strict_utf8, terminal)?;
+    let mut reader = Reader::open(args.strict_utf8, terminal)?;
     terminal.info(&format!(
         "{}, context of {} tokens. /? for help, Ctrl-D leaves.",
         session.loaded.name,

@@ -38,7 +38,7 @@ impl Session {
     pub fn new(mut loaded: Loaded, args: &ChatArgs) -> anyhow::Result<Session> {
         let settings = Settings { generation: args.generation.clone(), sampling: args.sampling.clone() };
         let mut session = Session {
-            sampler: Sampler::new(settings.sampling.params(&loaded.tokenizer)),
+            sampler: Sampler::new(settings.sampling.params(&loaded.texts.tokenizer)),
             sequence: loaded.engine.new_sequence(),
             loaded,
             settings,
@@ -97,6 +97,10 @@ impl Session {
 
     /// Replaces the system message, unless the model's template refuses it.
     pub fn set_system(&mut self, text: &str) -> anyhow::Result<()> {
+        ensure!(
+            self.loaded.texts.template.is_some(),
+            "the model has no chat template, so there is no place for a system message"
+        );
         let mut messages = vec![Message { role: Role::System, content: text.to_string() }];
         messages.extend(self.messages.iter().filter(|message| message.role != Role::System).cloned());
         let question = Message { role: Role::User, content: String::new() };
@@ -108,7 +112,7 @@ impl Session {
     /// Changes one parameter; the next answer is drawn with it.
     pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<()> {
         self.settings.set(name, value)?;
-        self.sampler = Sampler::new(self.settings.sampling.params(&self.loaded.tokenizer));
+        self.sampler = Sampler::new(self.settings.sampling.params(&self.loaded.texts.tokenizer));
         Ok(())
     }
 
@@ -120,7 +124,7 @@ impl Session {
     /// Answers the messages, the last of which is the user's, and appends what was said if anything was.
     fn answer(&mut self, terminal: &mut Terminal) -> anyhow::Result<()> {
         let fresh = self.render(&self.messages)?;
-        let prompt = generation::keep_spoken_ids(&self.spoken, &fresh, &self.loaded.tokenizer);
+        let prompt = generation::keep_spoken_ids(&self.spoken, &fresh, &self.loaded.texts.tokenizer);
         let context_tokens = self.loaded.engine.context_tokens();
         ensure!(
             prompt.len() < context_tokens,
@@ -166,12 +170,12 @@ impl Session {
         let mut show = |event: Event| {
             match event {
                 Event::Prefill { done, total } => {
-                    let bar = || terminal.progress("reading", total as u64, false);
+                    let bar = || terminal.progress_tokens("reading", total);
                     progress.get_or_insert_with(bar).set(done as u64);
                 }
                 Event::Text(text) => {
                     progress = None;
-                    shown = terminal.write_text(text);
+                    shown = std::mem::replace(&mut shown, Ok(())).and_then(|()| terminal.write_text(text));
                 }
             }
             let stopped = shown.is_err() || interrupts.as_ref().is_some_and(Interrupts::pending);
@@ -180,7 +184,7 @@ impl Session {
         let completion = generation::generate(
             &mut self.loaded.engine,
             self.sequence,
-            &self.loaded.tokenizer,
+            &self.loaded.texts.tokenizer,
             &mut self.sampler,
             &request,
             &mut show,
@@ -192,8 +196,8 @@ impl Session {
 
     /// Ids of the whole conversation, with what makes the model answer at the end.
     fn render(&self, messages: &[Message]) -> anyhow::Result<Vec<TokenId>> {
-        let tokenizer = &self.loaded.tokenizer;
-        let Some(template) = &self.loaded.template else {
+        let tokenizer = &self.loaded.texts.tokenizer;
+        let Some(template) = &self.loaded.texts.template else {
             // Plain completion: every message goes on where the text before it ended.
             let texts: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
             return tokenizer.encode_with_bos(&texts.join("\n"), Special::AsText);
