@@ -275,6 +275,14 @@ fn a_context_that_cannot_fit_is_refused_with_sizes_and_one_above_the_trained_is_
     assert!(stderr(&output).contains("512"), "{}", stderr(&output));
 }
 
+#[test]
+fn more_threads_than_processors_work_and_are_warned_of() {
+    let args = ["run", "-m", &micro("F32"), "--raw", "-p", "a", "-n", "3", "--temp", "0"];
+    let output = run(&[&args[..], &["-t", "1000"]].concat());
+    assert!(output.status.success() && stderr(&output).contains("warning: -t 1000"), "{}", stderr(&output));
+    assert_eq!(stdout(&output), stdout(&run(&[&args[..], &["-t", "0"]].concat())));
+}
+
 #[cfg(unix)]
 #[test]
 fn a_trained_context_beyond_the_memory_is_lowered_to_what_fits_and_said() {

@@ -125,7 +125,7 @@ fn answer(
     let stops = args.generation.stops();
     let request = Request { prompt: &prompt.ids, max_tokens: args.generation.max_tokens(), stop: &stops };
     let mut progress = Some(terminal.progress_tokens("reading the prompt", prompt.ids.len()));
-    let mut written = Ok(());
+    let (mut written, mut shown) = (Ok(()), false);
     let mut on_event = |event: Event| {
         match event {
             Event::Prefill { done, .. } => {
@@ -133,7 +133,8 @@ fn answer(
             }
             Event::Text(text) => {
                 progress = None;
-                if !args.json {
+                if !args.json && !text.is_empty() {
+                    shown = true;
                     written = terminal.write_text(text);
                 }
             }
@@ -145,6 +146,9 @@ fn answer(
     let completion = generation::generate(&mut loaded.engine, sequence, tokenizer, sampler, &request, &mut on_event);
     loaded.engine.free_sequence(sequence);
     written?;
+    if completion.is_err() && shown {
+        terminal.write_text("\n")?;
+    }
     completion
 }
 
