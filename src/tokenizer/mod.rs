@@ -1,8 +1,17 @@
-//! Text <-> token ids: the `tokenizers` crate set up from GGUF metadata alone.
+//! Text <-> token ids, from GGUF metadata alone. BPE merges are the `tokenizers` crate's; llama.cpp is the reference
+//! wherever implementations differ.
 
+mod bpe;
+mod pre_tokenizers;
+mod special;
+mod spm;
 pub mod text;
+mod vocabulary;
 
 use crate::gguf::Gguf;
+use special::{Specials, Unshielded};
+use text::TextStream;
+use vocabulary::{Kind, Model, Vocabulary};
 
 pub type TokenId = u32;
 
@@ -15,64 +24,151 @@ pub enum Special {
     Parse,
 }
 
-pub struct Tokenizer {}
+pub struct Tokenizer {
+    vocabulary: Vocabulary,
+    specials: Specials,
+    encoder: Encoder,
+    add_bos: bool,
+    add_eos: bool,
+}
+
+enum Encoder {
+    Spm(spm::Spm),
+    Bpe(Box<bpe::Bpe>),
+}
 
 impl Tokenizer {
-    pub fn from_gguf(_gguf: &Gguf) -> anyhow::Result<Tokenizer> {
-        unimplemented!()
+    pub fn from_gguf(gguf: &Gguf) -> anyhow::Result<Tokenizer> {
+        let mut vocabulary = Vocabulary::from_gguf(gguf)?;
+        let encoder = match vocabulary.model {
+            Model::Spm => Encoder::Spm(spm::Spm::from_gguf(gguf, &mut vocabulary)?),
+            Model::Bpe => Encoder::Bpe(Box::new(bpe::Bpe::from_gguf(gguf, &mut vocabulary)?)),
+        };
+        let default_bos = match &encoder {
+            Encoder::Spm(_) => true,
+            Encoder::Bpe(bpe) => bpe.add_bos(),
+        };
+        let add_bos = gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(default_bos);
+        let add_eos = gguf.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+        let specials = Specials::new(&vocabulary);
+        Ok(Tokenizer { vocabulary, specials, encoder, add_bos, add_eos })
     }
+
     /// Sentences the user should see (for example a missing `tokenizer.ggml.pre`).
     pub fn warnings(&self) -> &[String] {
-        unimplemented!()
+        &self.vocabulary.warnings
     }
+
     pub fn vocab(&self) -> usize {
-        unimplemented!()
+        self.vocabulary.len()
     }
-    /// Ids of `text`, without BOS or EOS.
-    pub fn encode(&self, _text: &str, _special: Special) -> anyhow::Result<Vec<TokenId>> {
-        unimplemented!()
+
+    /// Ids of `text`, without BOS or EOS. With `Parse`, what `shield` has marked stays text.
+    pub fn encode(&self, text: &str, special: Special) -> anyhow::Result<Vec<TokenId>> {
+        let unshielded;
+        let (text, control_breaks) = match special {
+            Special::AsText => (text, None),
+            Special::Parse => {
+                unshielded = Unshielded::new(text);
+                (unshielded.text.as_str(), Some(unshielded.breaks()))
+            }
+        };
+        let mut ids = Vec::new();
+        let mut position = 0;
+        let mut after_special = true;
+        loop {
+            let special = self.specials.find(text, position, control_breaks);
+            let plain = &text[position..special.map_or(text.len(), |(start, _, _)| start)];
+            if !plain.is_empty() {
+                match &self.encoder {
+                    Encoder::Spm(spm) => spm.encode(plain, after_special, &mut ids),
+                    Encoder::Bpe(bpe) => bpe.encode(plain, &mut ids)?,
+                }
+            }
+            let Some((_, end, id)) = special else { return Ok(ids) };
+            ids.push(id);
+            position = end;
+            after_special = true;
+        }
     }
+
     /// `encode`, with the BOS and EOS that the model asks for; never a second BOS.
-    pub fn encode_with_bos(&self, _text: &str, _special: Special) -> anyhow::Result<Vec<TokenId>> {
-        unimplemented!()
+    pub fn encode_with_bos(&self, text: &str, special: Special) -> anyhow::Result<Vec<TokenId>> {
+        let mut ids = self.encode(text, special)?;
+        if let Some(bos) = self.bos().filter(|_| self.add_bos)
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        if let Some(eos) = self.eos().filter(|_| self.add_eos)
+            && ids.last() != Some(&eos)
+        {
+            ids.push(eos);
+        }
+        Ok(ids)
     }
+
     /// `text` with every control token's text broken by a mark that `encode(.., Parse)` takes out again, so that user
     /// text survives a template without becoming control tokens.
-    pub fn shield(&self, _text: &str) -> String {
-        unimplemented!()
+    pub fn shield(&self, text: &str) -> String {
+        self.specials.shield(text)
     }
+
     /// `text` without the marks of `shield`: what a person should see.
-    pub fn unshield(&self, _text: &str) -> String {
-        unimplemented!()
+    pub fn unshield(&self, text: &str) -> String {
+        Unshielded::new(text).text
     }
+
     pub fn bos(&self) -> Option<TokenId> {
-        unimplemented!()
+        self.vocabulary.bos
     }
+
     pub fn eos(&self) -> Option<TokenId> {
-        unimplemented!()
+        self.vocabulary.eos
     }
+
     pub fn add_bos(&self) -> bool {
-        unimplemented!()
+        self.add_bos
     }
-    pub fn is_end_of_generation(&self, _id: TokenId) -> bool {
-        unimplemented!()
+
+    pub fn is_end_of_generation(&self, id: TokenId) -> bool {
+        self.vocabulary.end_of_generation.binary_search(&id).is_ok()
     }
+
     pub fn end_of_generation(&self) -> &[TokenId] {
-        unimplemented!()
+        &self.vocabulary.end_of_generation
     }
-    pub fn is_control(&self, _id: TokenId) -> bool {
-        unimplemented!()
+
+    pub fn is_control(&self, id: TokenId) -> bool {
+        self.vocabulary.kind(id).is_some_and(Kind::is_control)
     }
+
     /// The vocabulary entry as stored, e.g. `Ġthe`, `▁the`, `<0x0A>`; empty for ids outside the vocabulary.
-    pub fn piece(&self, _id: TokenId) -> &str {
-        unimplemented!()
+    pub fn piece(&self, id: TokenId) -> &str {
+        self.vocabulary.piece(id)
     }
+
     /// The bytes a token stands for in text; empty for control tokens and ids outside the vocabulary.
-    pub fn bytes(&self, _id: TokenId) -> &[u8] {
-        unimplemented!()
+    pub fn bytes(&self, id: TokenId) -> &[u8] {
+        self.vocabulary.bytes(id)
     }
-    /// Text of `ids`: control tokens leave nothing, invalid UTF-8 becomes U+FFFD.
-    pub fn decode(&self, _ids: &[TokenId]) -> String {
-        unimplemented!()
+
+    /// Text of `ids`: control tokens leave nothing, invalid UTF-8 becomes U+FFFD. The space that SentencePiece puts
+    /// before a text is taken off again; text that continues another is not decoded here but through `TextStream`.
+    pub fn decode(&self, ids: &[TokenId]) -> String {
+        let mut stream = TextStream::default();
+        let mut text = String::new();
+        let mut prefixed = matches!(&self.encoder, Encoder::Spm(spm) if spm.add_space_prefix());
+        for &id in ids.iter().filter(|&&id| !self.is_control(id)) {
+            let bytes = self.bytes(id);
+            let bytes = bytes.strip_prefix(b" ").filter(|_| prefixed).unwrap_or(bytes);
+            text.push_str(&stream.push(bytes));
+            prefixed = false;
+        }
+        text.push_str(&stream.finish());
+        text
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Everything CI runs. Each job prints its time; the first one that fails ends the run with its name.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=target/venv
+summary=
+
+fail() {
+    echo "test.sh: $*" >&2
+    exit 1
+}
+
+# job NAME COMMAND...
+job() {
+    local name=$1 start=$SECONDS status=0
+    shift
+    echo "== $name"
+    # In a subshell of its own, so that `set -e` holds inside functions too.
+    set +e
+    (
+        set -e
+        "$@"
+    )
+    status=$?
+    set -e
+    local line
+    line=$(printf '%-12s %5d s' "$name" $((SECONDS - start)))
+    summary+=$line$'\n'
+    echo "== $line"
+    if [ "$status" -ne 0 ]; then
+        printf '\n%s' "$summary"
+        fail "job '$name' failed (exit code $status)"
+    fi
+}
+
+# On Debian as root (a bare CI machine) what is missing is installed; elsewhere it is named.
+preflight() {
+    local missing=()
+    command -v cc >/dev/null || missing+=(gcc libc6-dev)
+    command -v python3 >/dev/null || missing+=(python3)
+    python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+    python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
+    if [ "${#missing[@]}" -gt 0 ]; then
+        if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+            apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
+        else
+            fail "these are missing: ${missing[*]} (Debian package names)"
+        fi
+    fi
+    command -v cargo >/dev/null || fail "cargo is missing: install Rust $(rust_needed) or newer, for example with rustup"
+    local have
+    have=$(rustc --version | cut -d' ' -f2)
+    [ "$(printf '%s\n%s\n' "$(rust_needed)" "$have" | sort -V | head -n 1)" = "$(rust_needed)" ] ||
+        fail "Rust $(rust_needed) or newer is needed, this is $have"
+    cargo fmt --version && cargo clippy --version || fail "rustfmt and clippy are needed: rustup component add rustfmt clippy"
+    rustc --version
+    python3 --version
+    cc --version | head -n 1
+}
+
+rust_needed() {
+    sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml
+}
+
+# The template test renders with Python's jinja2, at the version its expectations were made for.
+python_venv() {
+    if ! "$venv/bin/python" -c 'import jinja2; assert jinja2.__version__ == "3.1.6"' 2>/dev/null; then
+        rm -rf "$venv"
+        python3 -m venv "$venv"
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check jinja2==3.1.6
+    fi
+    "$venv/bin/python" -c 'import jinja2; print("jinja2", jinja2.__version__)'
+}
+
+formatting() {
+    cargo fmt --check
+    cargo fmt --check --manifest-path tests/gguf_oracle/Cargo.toml
+}
+
+lints() {
+    cargo clippy --locked --release --all-targets -- -D warnings
+}
+
+oracle() {
+    export CARGO_TARGET_DIR=$PWD/target/oracle
+    cargo clippy --locked --release --all-targets --manifest-path tests/gguf_oracle/Cargo.toml -- -D warnings
+    cargo test --locked --release --manifest-path tests/gguf_oracle/Cargo.toml
+}
+
+job preflight preflight
+job model scripts/get_model.sh --tests
+job python python_venv
+export SAYFA_TEST_PYTHON=$PWD/$venv/bin/python
+job formatting formatting
+job lints lints
+job tests cargo test --locked --release
+job oracle oracle
+printf '\n%s%-12s %5d s\nall jobs passed\n' "$summary" total "$SECONDS"

@@ -1,0 +1,337 @@
+//! Flags that several commands share, under llama.cpp's names and with its defaults. Ranges are checked here, so that
+//! an error names the flag and exits with 2.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::backend::cpu::Simd;
+use crate::kv::layout::KvType;
+use crate::model::{RopeOverrides, RopeScaling};
+use crate::sampler::Params;
+use crate::tokenizer::Tokenizer;
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// GGUF file, or a name looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models
+    /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of these folders]
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+
+    /// Threads; 0: one for each physical core
+    #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=4096), allow_negative_numbers = true)]
+    pub threads: usize,
+
+    /// Context in tokens; 0: as many as the model was trained for
+    /// [default: that, or less if this machine has no room for it]
+    #[arg(short, long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31), allow_negative_numbers = true)]
+    pub ctx_size: Option<usize>,
+
+    /// Most prompt tokens computed in one step
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
+    pub batch_size: usize,
+
+    /// How keys and values are kept in the KV cache
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvTypeName::F16)]
+    pub kv_type: KvTypeName,
+
+    /// The same for keys alone
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub kv_type_k: Option<KvTypeName>,
+
+    /// The same for values alone
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub kv_type_v: Option<KvTypeName>,
+
+    /// Load although the context does not fit into memory
+    #[arg(long)]
+    pub force: bool,
+
+    /// CPU instructions to use [default: the best this CPU has]
+    #[arg(long, value_name = "SET", value_enum)]
+    pub simd: Option<SimdName>,
+
+    /// Base of the rotary position frequencies [default: from the model]
+    #[arg(long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
+    pub rope_freq_base: Option<f32>,
+
+    /// Factor of the rotary position frequencies [default: from the model]
+    #[arg(long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
+    pub rope_freq_scale: Option<f32>,
+
+    /// How positions beyond the trained ones are scaled [default: from the model]
+    #[arg(long, value_name = "KIND", value_enum)]
+    pub rope_scaling: Option<RopeScalingName>,
+}
+
+impl ModelArgs {
+    pub fn kv_types(&self) -> (KvType, KvType) {
+        (self.kv_type_k.unwrap_or(self.kv_type).into(), self.kv_type_v.unwrap_or(self.kv_type).into())
+    }
+
+    pub fn rope_overrides(&self) -> RopeOverrides {
+        RopeOverrides {
+            freq_base: self.rope_freq_base,
+            freq_scale: self.rope_freq_scale,
+            scaling: self.rope_scaling.map(RopeScaling::from),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Prompt")]
+pub struct SystemArgs {
+    /// System message; "" asks for an empty one, where a model's template would add its own
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+
+    /// Put the system message into the first user message, for templates without a system role
+    #[arg(long)]
+    pub system_in_user: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Generation")]
+pub struct GenerationArgs {
+    /// Most tokens of an answer; -1: until its end, -2: until the context is full
+    #[arg(short = 'n', long, value_name = "N", default_value_t = -1, value_parser = clap::value_parser!(i64).range(-2..=1 << 31), allow_negative_numbers = true)]
+    pub predict: i64,
+
+    /// End the answer before this text (may be given several times)
+    #[arg(short = 'r', long = "stop", visible_alias = "reverse-prompt", value_name = "TEXT")]
+    pub stop: Vec<String>,
+
+    /// Read \n, \t, \\ and the like in -p and --stop as escapes
+    #[arg(short, long)]
+    pub escape: bool,
+}
+
+impl GenerationArgs {
+    /// `None`: no limit but the end of text or of the context.
+    pub fn max_tokens(&self) -> Option<usize> {
+        usize::try_from(self.predict).ok()
+    }
+
+    /// Stop strings, escapes processed where asked for; empty ones would stop at once and are left out.
+    pub fn stops(&self) -> Vec<String> {
+        let stops = self.stop.iter().filter(|text| !text.is_empty());
+        stops.map(|text| if self.escape { unescape(text) } else { text.clone() }).collect()
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Temperature; 0: always the likeliest token
+    #[arg(long, value_name = "X", default_value_t = 0.8, value_parser = zero_or_more, allow_negative_numbers = true)]
+    pub temp: f32,
+
+    /// Keep the K likeliest tokens; 0 or less: all
+    #[arg(long, value_name = "K", default_value_t = 40, allow_negative_numbers = true)]
+    pub top_k: i64,
+
+    /// Keep the likeliest tokens that together reach this probability; 1: all
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = zero_to_one, allow_negative_numbers = true)]
+    pub top_p: f32,
+
+    /// Keep tokens at least this likely, as a part of the likeliest; 0: all
+    #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = zero_to_one, allow_negative_numbers = true)]
+    pub min_p: f32,
+
+    /// Weaken tokens of the last ones by this factor; 1: off
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = above_zero, allow_negative_numbers = true)]
+    pub repeat_penalty: f32,
+
+    /// How many of the last tokens the penalties look at; 0: none, -1: all
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(i64).range(-1..), allow_negative_numbers = true)]
+    pub repeat_last_n: i64,
+
+    /// Subtracted from tokens that were there at all; 0: off
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+
+    /// Subtracted from tokens for each time they were there; 0: off
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+
+    /// Seed of the random numbers; the same seed gives the same text; -1: a new one each time
+    #[arg(short, long, value_name = "SEED", default_value = "-1", value_parser = seed, allow_negative_numbers = true)]
+    pub seed: Seed,
+
+    /// Never end the answer: no end token can come
+    #[arg(long)]
+    pub ignore_eos: bool,
+}
+
+impl SamplingArgs {
+    pub fn params(&self, tokenizer: &Tokenizer) -> Params {
+        Params {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            repeat_last_n: self.repeat_last_n,
+            seed: self.seed.0,
+            banned: if self.ignore_eos { tokenizer.end_of_generation().to_vec() } else { Vec::new() },
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Messages")]
+pub struct Talk {
+    /// No progress and no notes; warnings and errors stay
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Notes also where standard error is no terminal
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvTypeName {
+    F16,
+    F32,
+}
+
+impl From<KvTypeName> for KvType {
+    fn from(name: KvTypeName) -> KvType {
+        match name {
+            KvTypeName::F16 => KvType::F16,
+            KvTypeName::F32 => KvType::F32,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SimdName {
+    Scalar,
+    Avx2,
+}
+
+impl From<SimdName> for Simd {
+    fn from(name: SimdName) -> Simd {
+        match name {
+            SimdName::Scalar => Simd::Scalar,
+            SimdName::Avx2 => Simd::Avx2,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RopeScalingName {
+    None,
+    Linear,
+    Yarn,
+}
+
+impl From<RopeScalingName> for RopeScaling {
+    fn from(name: RopeScalingName) -> RopeScaling {
+        match name {
+            RopeScalingName::None => RopeScaling::None,
+            RopeScalingName::Linear => RopeScaling::Linear,
+            RopeScalingName::Yarn => RopeScaling::Yarn,
+        }
+    }
+}
+
+/// `None`: a new one each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed(pub Option<u64>);
+
+fn seed(text: &str) -> Result<Seed, String> {
+    if text == "-1" {
+        return Ok(Seed(None));
+    }
+    text.parse().map(|seed| Seed(Some(seed))).map_err(|_| "not a whole number from -1 to 2^64 - 1".to_string())
+}
+
+fn number(text: &str, wanted: &str, fits: impl Fn(f32) -> bool) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value.is_finite() && fits(value) => Ok(value),
+        _ => Err(format!("not {wanted}")),
+    }
+}
+
+fn finite(text: &str) -> Result<f32, String> {
+    number(text, "a finite number", |_| true)
+}
+
+fn zero_or_more(text: &str) -> Result<f32, String> {
+    number(text, "a number of 0 or more", |value| value >= 0.0)
+}
+
+fn above_zero(text: &str) -> Result<f32, String> {
+    number(text, "a number above 0", |value| value > 0.0)
+}
+
+fn zero_to_one(text: &str) -> Result<f32, String> {
+    number(text, "a number from 0 to 1", |value| (0.0..=1.0).contains(&value))
+}
+
+/// Escapes of C that llama.cpp knows too; what is none of them stays as it is.
+pub fn unescape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        match rest.next() {
+            Some('n') => out.push('\n'),
+            Some('t') => out.push('\t'),
+            Some('r') => out.push('\r'),
+            Some('\\') => out.push('\\'),
+            Some('\'') => out.push('\''),
+            Some('"') => out.push('"'),
+            Some('x') => {
+                let code: String = rest.clone().take(2).take_while(|c| c.is_ascii_hexdigit()).collect();
+                match u8::from_str_radix(&code, 16) {
+                    // One byte of a longer character cannot be written this way: only ASCII has a meaning.
+                    Ok(byte) if byte.is_ascii() => {
+                        out.push(byte as char);
+                        rest.nth(code.len() - 1);
+                    }
+                    _ => out.push_str("\\x"),
+                }
+            }
+            Some(other) => out.extend(['\\', other]),
+            None => out.push('\\'),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_read_and_anything_else_stays() {
+        assert_eq!(unescape(r"a\nb\tc\\n\'\x41"), "a\nb\tc\\n'A");
+        assert_eq!(unescape(r"C:\dir \x \xZZ \xff \"), r"C:\dir \x \xZZ \xff \");
+    }
+
+    #[test]
+    fn seeds_cover_all_of_u64_and_minus_one_is_random() {
+        assert_eq!(seed("-1"), Ok(Seed(None)));
+        assert_eq!(seed("0"), Ok(Seed(Some(0))));
+        assert_eq!(seed("18446744073709551615"), Ok(Seed(Some(u64::MAX))));
+        assert!(seed("-2").is_err() && seed("18446744073709551616").is_err() && seed("x").is_err());
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        for text in ["nan", "inf", "-0.1", "1.5", "", "x"] {
+            assert!(zero_to_one(text).is_err(), "{text}");
+        }
+        assert!(above_zero("0").is_err() && above_zero("-1").is_err() && zero_or_more("0").is_ok());
+        assert!(finite("nan").is_err() && finite("-2").is_ok());
+    }
+}

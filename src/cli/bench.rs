@@ -1,0 +1,243 @@
+//! `sayfa bench`: prefill and decode speed, and how much of the memory's plain read speed they use.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use anyhow::bail;
+use clap::Args;
+use serde_json::json;
+
+use super::args::{ModelArgs, Talk};
+use super::load::{self, Loaded};
+use super::machine;
+use super::terminal::{Interrupts, Terminal};
+use super::{Ended, Usage};
+use crate::engine::SequenceId;
+use crate::kv::layout::KvType;
+use crate::tokenizer::TokenId;
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Prompt sizes to read; empty: none
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "N,..",
+        default_value = "512",
+        value_delimiter = ',',
+        help_heading = "Sizes"
+    )]
+    prompt_tokens: Vec<usize>,
+
+    /// Numbers of tokens to generate; empty: none
+    #[arg(short = 'n', long, value_name = "N,..", default_value = "64", value_delimiter = ',', help_heading = "Sizes")]
+    gen_tokens: Vec<usize>,
+
+    /// Tokens that are in the cache before
+    #[arg(short = 'd', long, value_name = "N,..", default_value = "0", value_delimiter = ',', help_heading = "Sizes")]
+    depth: Vec<usize>,
+
+    /// Times to measure each; the median counts
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Sizes")]
+    repetitions: u32,
+
+    /// Print one JSON object instead of a table
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    #[command(flatten)]
+    pub talk: Talk,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Prefill,
+    Decode,
+}
+
+struct Test {
+    kind: Kind,
+    depth: usize,
+    tokens: usize,
+}
+
+struct Measured {
+    tokens_per_second: f64,
+    bytes_per_token: f64,
+    bandwidth_share: f64,
+}
+
+pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
+    let tests = tests(args);
+    let Some(needed) = tests.iter().map(|test| test.depth + test.tokens).max() else {
+        return Err(Usage("nothing to measure: -p and -n are both without a size above 0".to_string()).into());
+    };
+    let mut model = args.model.clone();
+    model.ctx_size = model.ctx_size.or(Some(needed));
+    let mut loaded = load::load(&model, terminal)?;
+    if needed > loaded.engine.context_tokens() {
+        bail!("the tests need {needed} tokens of context, -c gives {}", loaded.engine.context_tokens());
+    }
+    let read_bytes_per_second = machine::read_bandwidth(loaded.engine.info().threads);
+    let interrupts = Interrupts::catch();
+    let (name, threads) = (loaded.name.clone(), loaded.engine.info().threads);
+    let kv_type = kv_type_name(model.kv_types());
+    if !args.json {
+        let gigabytes = read_bytes_per_second / 1e9;
+        terminal.write_line(&format!(
+            "{name}, {threads} threads, {kv_type} KV cache, memory reads {gigabytes:.1} GB/s\n"
+        ))?;
+        terminal.write_line("| test | depth | tokens | tokens/s | MB/token | share of memory speed |")?;
+        terminal.write_line("| --- | ---: | ---: | ---: | ---: | ---: |")?;
+    }
+    let mut entries = Vec::new();
+    for test in &tests {
+        let Some(measured) = measure(test, args, &mut loaded, read_bytes_per_second, &interrupts)? else {
+            return Ok(Ended::Interrupted);
+        };
+        let test_name = if test.kind == Kind::Prefill { "prefill" } else { "decode" };
+        if args.json {
+            entries.push(json!({
+                "name": test_name,
+                "model": name,
+                "threads": threads,
+                "kv_type": kv_type,
+                "depth": test.depth,
+                "tokens": test.tokens,
+                "tokens_per_second": measured.tokens_per_second,
+                "bytes_per_token": measured.bytes_per_token,
+                "bandwidth_share": measured.bandwidth_share,
+            }));
+        } else {
+            terminal.write_line(&format!(
+                "| {test_name} | {} | {} | {:.1} | {:.1} | {:.0} % |",
+                test.depth,
+                test.tokens,
+                measured.tokens_per_second,
+                measured.bytes_per_token / 1e6,
+                measured.bandwidth_share * 100.0
+            ))?;
+            terminal.flush()?;
+        }
+    }
+    if args.json {
+        let report = json!({"read_bytes_per_second": read_bytes_per_second, "tests": entries});
+        terminal.write_line(&report.to_string())?;
+    }
+    Ok(Ended::Done)
+}
+
+fn tests(args: &BenchArgs) -> Vec<Test> {
+    let mut tests = Vec::new();
+    for &depth in &args.depth {
+        let kinds = [(Kind::Prefill, &args.prompt_tokens), (Kind::Decode, &args.gen_tokens)];
+        for (kind, sizes) in kinds {
+            tests.extend(sizes.iter().filter(|&&tokens| tokens > 0).map(|&tokens| Test { kind, depth, tokens }));
+        }
+    }
+    tests
+}
+
+/// The median over the repetitions; `None`: interrupted.
+fn measure(
+    test: &Test,
+    args: &BenchArgs,
+    loaded: &mut Loaded,
+    read_bytes_per_second: f64,
+    interrupts: &Interrupts,
+) -> anyhow::Result<Option<Measured>> {
+    let mut ids = RandomIds { state: 1, vocab: loaded.engine.vocab() as u64 };
+    let sequence = loaded.engine.new_sequence();
+    let mut seconds = Vec::new();
+    let depth_ids: Vec<TokenId> = ids.by_ref().take(test.depth).collect();
+    for _ in 0..args.repetitions {
+        // New ids each time, so that no cache can answer for the computation.
+        let test_ids: Vec<TokenId> = ids.by_ref().take(test.tokens).collect();
+        loaded.engine.truncate(sequence, test.depth);
+        if !depth_ids.is_empty() && loaded.engine.tokens(sequence).len() < test.depth {
+            prefill(loaded, sequence, &depth_ids, interrupts)?;
+        }
+        let start = Instant::now();
+        match test.kind {
+            Kind::Prefill => prefill(loaded, sequence, &[&depth_ids[..], &test_ids].concat(), interrupts)?,
+            Kind::Decode => {
+                for &id in test_ids.iter().take_while(|_| !interrupts.pending()) {
+                    loaded.engine.decode(sequence, id)?;
+                }
+            }
+        }
+        seconds.push(start.elapsed().as_secs_f64());
+        if interrupts.pending() {
+            return Ok(None);
+        }
+    }
+    loaded.engine.free_sequence(sequence);
+    let tokens_per_second = test.tokens as f64 / median(&mut seconds);
+    let bytes_per_token = bytes_per_token(test, args.model.batch_size, loaded);
+    let bandwidth_share = bytes_per_token * tokens_per_second / read_bytes_per_second;
+    Ok(Some(Measured { tokens_per_second, bytes_per_token, bandwidth_share }))
+}
+
+fn prefill(loaded: &mut Loaded, sequence: SequenceId, ids: &[TokenId], interrupts: &Interrupts) -> anyhow::Result<()> {
+    let mut on_progress = |_, _| if interrupts.pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    match loaded.engine.prefill(sequence, ids, &mut on_progress) {
+        Ok(_) | Err(crate::engine::Error::Interrupted) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What must be read for a token: in decode all weights and the cache so far, in prefill the weights once for each batch.
+fn bytes_per_token(test: &Test, batch_tokens: usize, loaded: &Loaded) -> f64 {
+    let (weights, kv) = (loaded.weights_bytes as f64, loaded.kv_bytes_per_token as f64);
+    match test.kind {
+        Kind::Decode => weights + kv * (test.depth as f64 + (test.tokens + 1) as f64 / 2.0),
+        Kind::Prefill => {
+            let batches = test.tokens.div_ceil(batch_tokens) as f64;
+            (batches * weights + (test.depth + test.tokens) as f64 * kv) / test.tokens as f64
+        }
+    }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+}
+
+fn kv_type_name((k, v): (KvType, KvType)) -> String {
+    if k == v { k.name().to_string() } else { format!("{}/{}", k.name(), v.name()) }
+}
+
+/// The same ids on every machine (a linear congruential generator); any id does for timing.
+struct RandomIds {
+    state: u64,
+    vocab: u64,
+}
+
+impl Iterator for RandomIds {
+    type Item = TokenId;
+    fn next(&mut self) -> Option<TokenId> {
+        self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        Some(((self.state >> 33) % self.vocab) as TokenId)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_or_between_the_two_middle_ones() {
+        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    #[test]
+    fn random_ids_stay_in_the_vocabulary() {
+        let ids: Vec<TokenId> = RandomIds { state: 1, vocab: 320 }.take(1000).collect();
+        assert!(ids.iter().all(|&id| id < 320) && ids.iter().any(|&id| id != ids[0]));
+    }
+}

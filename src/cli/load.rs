@@ -1,0 +1,242 @@
+//! From -m to an engine that can answer: find the file, map it, check it, choose a context that fits.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+
+use super::args::ModelArgs;
+use super::machine::{self, mib};
+use super::terminal::Terminal;
+use crate::backend::{Info, cpu};
+use crate::engine::{self, Engine};
+use crate::gguf::Gguf;
+use crate::kv::layout::BLOCK_TOKENS;
+use crate::model::{Config, Model};
+use crate::template::ChatTemplate;
+use crate::tokenizer::Tokenizer;
+
+pub const DEFAULT_MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// Bytes read ahead between two steps of the progress bar.
+const READ_AHEAD_BYTES: usize = 4 << 20;
+
+pub struct Loaded {
+    /// The file's name, for people.
+    pub name: String,
+    pub texts: Texts,
+    pub config: Config,
+    /// Read for each decoded token.
+    pub weights_bytes: u64,
+    pub kv_bytes_per_token: u64,
+    pub engine: Engine,
+    pub load_seconds: f64,
+}
+
+/// What turns text into token ids and back.
+pub struct Texts {
+    pub path: PathBuf,
+    pub tokenizer: Tokenizer,
+    /// `None`: plain completion.
+    pub template: Option<ChatTemplate>,
+}
+
+impl Texts {
+    fn new(path: PathBuf, gguf: &Gguf) -> anyhow::Result<Texts> {
+        let tokenizer = Tokenizer::from_gguf(gguf)?;
+        let template = ChatTemplate::from_gguf(gguf, &tokenizer)?;
+        Ok(Texts { path, tokenizer, template })
+    }
+
+    /// Without the weights.
+    pub fn open(model: Option<&Path>) -> anyhow::Result<Texts> {
+        let path = find_model(model)?;
+        let gguf = Gguf::open(&path)?;
+        Texts::new(path, &gguf)
+    }
+}
+
+/// Loads the model that the flags ask for and tells the user what is worth knowing about it.
+pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
+    let start = Instant::now();
+    let path = find_model(args.model.as_deref())?;
+    let gguf = Gguf::open(&path)?;
+    let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
+    let (kv_type_k, kv_type_v) = args.kv_types();
+    let simd = args.simd.map(cpu::Simd::from);
+    let options = cpu::Options { threads: args.threads, simd, kv_type_k, kv_type_v, batch_tokens: args.batch_size };
+    let backend = cpu::open(model.clone(), &options)?;
+    // Before the long work: a context that does not fit is refused at once.
+    let context_tokens = choose_context(args, &model.config, backend.info(), machine::available_memory(), terminal)?;
+    // The vocabulary needs a core for a while, the weights the disk: both at once.
+    let texts = std::thread::scope(|scope| {
+        let texts = scope.spawn(|| Texts::new(path, &gguf));
+        read_ahead(&gguf, terminal);
+        texts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    if texts.tokenizer.vocab() > model.config.vocab {
+        bail!(
+            "{}: the vocabulary has {} tokens, but token_embd.weight has {} rows: the file is damaged",
+            texts.path.display(),
+            texts.tokenizer.vocab(),
+            model.config.vocab
+        );
+    }
+    warn(&gguf, &model, &texts, args, terminal);
+    let engine = Engine::new(backend, &engine::Options { context_tokens, sequences: 1 })?;
+    let name = texts.path.file_name().unwrap_or(texts.path.as_os_str()).to_string_lossy().into_owned();
+    Ok(Loaded {
+        name,
+        texts,
+        config: model.config.clone(),
+        weights_bytes: engine.info().weight_bytes_per_token,
+        kv_bytes_per_token: engine.info().kv_bytes_per_token,
+        engine,
+        load_seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// The file of `-m`, of $SAYFA_MODEL, or the default model.
+pub fn find_model(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let folders = model_folders();
+    let from_environment = env::var_os("SAYFA_MODEL").filter(|name| !name.is_empty()).map(PathBuf::from);
+    match (wanted, from_environment) {
+        (Some(name), _) => look_up(name, &folders).with_context(|| not_found("-m", name, &folders)),
+        (None, Some(name)) => look_up(&name, &folders).with_context(|| not_found("$SAYFA_MODEL", &name, &folders)),
+        (None, None) => look_up(Path::new(DEFAULT_MODEL), &folders).with_context(|| {
+            format!(
+                "no model: give one with -m FILE, or get the default one ({DEFAULT_MODEL}) with scripts/get_model.sh"
+            )
+        }),
+    }
+}
+
+fn model_folders() -> Vec<PathBuf> {
+    let own = env::var_os("SAYFA_MODELS").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let home = env::var_os("HOME").map(|home| Path::new(&home).join(".local/share/sayfa/models"));
+    [own, Some(PathBuf::from("models")), home].into_iter().flatten().collect()
+}
+
+/// A path as it stands, else a name in one of the folders, with or without `.gguf`. A path that cannot be read is the
+/// loader's to explain.
+fn look_up(name: &Path, folders: &[PathBuf]) -> Option<PathBuf> {
+    if name.symlink_metadata().is_ok() {
+        return Some(name.to_path_buf());
+    }
+    let mut with_ending = name.as_os_str().to_os_string();
+    with_ending.push(".gguf");
+    let mut candidates = folders.iter().flat_map(|folder| [folder.join(name), folder.join(&with_ending)]);
+    candidates.find(|path| path.exists())
+}
+
+fn not_found(flag: &str, name: &Path, folders: &[PathBuf]) -> String {
+    let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    format!(
+        "{flag} {}: no such file, and no such name in {} ($SAYFA_MODELS names another folder, scripts/get_model.sh gets \
+         the default model)",
+        name.display(),
+        folders.join(", ")
+    )
+}
+
+/// Touches every page of the tensors in file order: one pass of large reads instead of faults in random order.
+fn read_ahead(gguf: &Gguf, terminal: &Terminal) {
+    let total: u64 = gguf.tensors().iter().map(|tensor| tensor.data().len() as u64).sum();
+    // More than fits would only push out what was read first.
+    if machine::total_memory().is_some_and(|memory| total > memory / 2) {
+        return;
+    }
+    let mut progress = terminal.progress_bytes("loading", total);
+    let mut done = 0;
+    for tensor in gguf.tensors() {
+        for chunk in tensor.data().chunks(READ_AHEAD_BYTES) {
+            std::hint::black_box(chunk.iter().step_by(4096).fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
+            done += chunk.len() as u64;
+            progress.set(done);
+        }
+    }
+}
+
+fn warn(gguf: &Gguf, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &Terminal) {
+    for sentence in texts.tokenizer.warnings() {
+        terminal.warn(sentence);
+    }
+    if let Some(note) = texts.template.as_ref().and_then(ChatTemplate::note) {
+        terminal.warn(note);
+    }
+    if !model.unused_tensors.is_empty() {
+        terminal
+            .warn(&format!("the model does not use these tensors of the file: {}", shortened(&model.unused_tensors)));
+    }
+    if let Some(memory) = machine::total_memory().filter(|&memory| gguf.file_bytes() > memory) {
+        let (file, memory) = (mib(gguf.file_bytes()), mib(memory));
+        terminal
+            .warn(&format!("the file has {file}, but the machine {memory} of memory: every token will read the disk"));
+    }
+    let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    if args.threads > cores {
+        terminal.warn(&format!("-t {} is more than the {cores} processors there are: this is slower", args.threads));
+    }
+    let trained = model.config.context_tokens;
+    if args.ctx_size.is_some_and(|wanted| wanted > trained) {
+        let wanted = args.ctx_size.unwrap_or(0);
+        terminal.warn(&format!(
+            "-c {wanted} is more than the {trained} tokens the model was trained for: late answers may be poor"
+        ));
+    }
+}
+
+/// The first few of many names.
+pub fn shortened(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
+}
+
+/// Tokens of context: what -c says if it fits, else the smaller of the trained context and what fits.
+fn choose_context(
+    args: &ModelArgs,
+    config: &Config,
+    info: &Info,
+    memory: Option<machine::Memory>,
+    terminal: &Terminal,
+) -> anyhow::Result<usize> {
+    let trained = config.context_tokens;
+    let kv_bytes_per_token = info.block_stride_bytes / BLOCK_TOKENS as u64;
+    // A batch's activations in every width of a layer, the logits, and air for the rest of the program.
+    let step_bytes = (args.batch_size.min(trained) * config.dim * 64 + config.vocab * 8) as u64 + (32 << 20);
+    let fits = memory.map_or(usize::MAX, |memory| {
+        usize::try_from(memory.bytes.saturating_sub(step_bytes) / kv_bytes_per_token.max(1)).unwrap_or(usize::MAX)
+    });
+    let limit = memory.map_or("", |memory| memory.limit);
+    match args.ctx_size {
+        None if fits == 0 => {
+            bail!(
+                "no room for a single token of context: {limit} leaves {}",
+                mib(memory.map_or(0, |memory| memory.bytes))
+            )
+        }
+        None if fits < trained => {
+            terminal.info(&format!("context: {fits} tokens, what fits ({limit}); the model was trained for {trained}"));
+            Ok(fits)
+        }
+        None => {
+            terminal.info(&format!("context: {trained} tokens, as the model was trained for"));
+            Ok(trained)
+        }
+        Some(wanted) => {
+            let context_tokens = if wanted == 0 { trained } else { wanted };
+            if context_tokens > fits && !args.force {
+                let needed = mib((context_tokens as u64).saturating_mul(kv_bytes_per_token).saturating_add(step_bytes));
+                let there = mib(memory.map_or(0, |memory| memory.bytes));
+                bail!(
+                    "-c {wanted}: {context_tokens} tokens need {needed}, but {limit} leaves {there}: \
+                     take at most -c {fits}, or insist with --force"
+                );
+            }
+            Ok(context_tokens)
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! `sayfa perplexity`: how well a model predicts a text. Scores are computed in f64 from the f32 logits.
+
+use std::ops::ControlFlow;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use serde_json::json;
+
+use super::args::{ModelArgs, Talk};
+use super::input::{Form, InputArgs};
+use super::load::{self, Loaded};
+use super::terminal::{Interrupts, Terminal};
+use super::{Ended, Usage};
+use crate::engine;
+use crate::tokenizer::{Special, TokenId};
+
+#[derive(Debug, Args)]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    input: InputArgs,
+
+    /// Print one JSON object {tokens, nll, mean_nll, ppl, window_tokens}
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    #[command(flatten)]
+    pub talk: Talk,
+}
+
+pub fn perplexity(args: &PerplexityArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
+    let Some(text) = args.input.read(Form::Exact, false, terminal)? else {
+        return Err(Usage("nothing to read: give text with -f, -p or standard input".to_string()).into());
+    };
+    let mut loaded = load::load(&args.model, terminal)?;
+    let tokens = loaded.texts.tokenizer.encode_with_bos(&text, Special::AsText)?;
+    if tokens.len() < 2 {
+        bail!("the text has {} tokens: it takes two to predict one from the other", tokens.len());
+    }
+    let Some(nll) = score(&tokens, &mut loaded, terminal)? else { return Ok(Ended::Interrupted) };
+    let mean_nll = nll.iter().sum::<f64>() / nll.len() as f64;
+    let (ppl, window_tokens) = (mean_nll.exp(), loaded.engine.context_tokens());
+    if args.json {
+        let report = json!({
+            "tokens": tokens, "nll": nll, "mean_nll": mean_nll, "ppl": ppl, "window_tokens": window_tokens,
+        });
+        terminal.write_line(&report.to_string())?;
+    } else {
+        let windows = nll.len().div_ceil(window_tokens);
+        let split = if windows > 1 { format!(", in {windows} windows of {window_tokens}") } else { String::new() };
+        terminal
+            .write_line(&format!("perplexity {ppl:.4} (mean nll {mean_nll:.6}) over {} tokens{split}", nll.len()))?;
+    }
+    Ok(Ended::Done)
+}
+
+/// nll[i] = -ln p(tokens[i + 1] | tokens[..=i]). A text longer than the context is read in windows of the context's
+/// size, each one starting anew (with BOS if the model wants one): every token is scored once, the first ones of a
+/// window with little to go by. `None`: interrupted.
+fn score(tokens: &[TokenId], loaded: &mut Loaded, terminal: &Terminal) -> anyhow::Result<Option<Vec<f64>>> {
+    let tokenizer = &loaded.texts.tokenizer;
+    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+    let engine = &mut loaded.engine;
+    let window_tokens = engine.context_tokens();
+    let interrupts = Interrupts::catch();
+    let mut progress = terminal.progress_tokens("scoring", tokens.len() - 1);
+    let mut nll = Vec::with_capacity(tokens.len() - 1);
+    while nll.len() < tokens.len() - 1 {
+        let start = nll.len();
+        let head: Vec<TokenId> = if start > 0 { bos.into_iter().collect() } else { Vec::new() };
+        if head.len() >= window_tokens {
+            bail!("-c {window_tokens}: no room for a token after BOS: raise -c");
+        }
+        let end = (tokens.len() - 1).min(start + window_tokens - head.len());
+        let window = [&head, &tokens[start..end]].concat();
+        let mut damaged = None;
+        let sequence = engine.new_sequence();
+        let scored = engine.score(sequence, &window, &mut |index, logits| {
+            let Some(index) = index.checked_sub(head.len()) else { return ControlFlow::Continue(()) };
+            let target = tokens[start + index + 1];
+            let value = negative_log_likelihood(logits, target);
+            if !value.is_finite() {
+                damaged = Some(start + index);
+                return ControlFlow::Break(());
+            }
+            nll.push(value);
+            progress.set(nll.len() as u64);
+            if interrupts.pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        engine.free_sequence(sequence);
+        if let Some(position) = damaged {
+            return Err(anyhow!("non-finite logits after token {position}: the weights are damaged or overflow"));
+        }
+        match scored {
+            Ok(()) => {}
+            Err(engine::Error::Interrupted) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Some(nll))
+}
+
+/// ln(sum of exp(logits)) - logits[target], in f64.
+fn negative_log_likelihood(logits: &[f32], target: TokenId) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    let sum: f64 = logits.iter().map(|&logit| (logit as f64 - max).exp()).sum();
+    max + sum.ln() - logits[target as usize] as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::negative_log_likelihood;
+
+    #[test]
+    fn even_odds_cost_the_logarithm_of_their_number() {
+        let nll = negative_log_likelihood(&[1000.0; 8], 3);
+        assert!((nll - 8f64.ln()).abs() < 1e-12);
+        assert!((negative_log_likelihood(&[0.0, 2.0], 1) - (1.0 + (-2f64).exp()).ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_nan_anywhere_shows() {
+        assert!(negative_log_likelihood(&[0.0, f32::NAN, 1.0], 0).is_nan());
+    }
+}

@@ -1,0 +1,63 @@
+//! `sayfa tokenize`: the token ids of a text. Works on files that hold only a vocabulary.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+
+use super::args::Talk;
+use super::input::{Form, InputArgs};
+use super::load;
+use super::terminal::Terminal;
+use super::{Ended, Usage};
+use crate::gguf::Gguf;
+use crate::tokenizer::{Special, Tokenizer};
+
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    /// GGUF file or name, as for the other commands; a vocabulary is enough
+    #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
+    model: Option<PathBuf>,
+
+    #[command(flatten)]
+    input: InputArgs,
+
+    /// Read \n, \t, \\ and the like in -p as escapes
+    #[arg(short, long, help_heading = "Prompt")]
+    escape: bool,
+
+    /// Read names of control tokens as these tokens, and add the BOS and EOS that the model asks for
+    #[arg(long, help_heading = "Prompt")]
+    special: bool,
+
+    /// Print one JSON object {ids, pieces}
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    #[command(flatten)]
+    pub talk: Talk,
+}
+
+pub fn tokenize(args: &TokenizeArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
+    // The ids of exactly these bytes are asked for, so nothing is trimmed.
+    let Some(text) = args.input.read(Form::Exact, args.escape, terminal)? else {
+        return Err(Usage("nothing to read: give text with -p, -f or standard input".to_string()).into());
+    };
+    let tokenizer = Tokenizer::from_gguf(&Gguf::open(&load::find_model(args.model.as_deref())?)?)?;
+    for sentence in tokenizer.warnings() {
+        terminal.warn(sentence);
+    }
+    let ids = match args.special {
+        true => tokenizer.encode_with_bos(&text, Special::Parse)?,
+        false => tokenizer.encode(&text, Special::AsText)?,
+    };
+    if args.json {
+        let pieces: Vec<&str> = ids.iter().map(|&id| tokenizer.piece(id)).collect();
+        terminal.write_line(&json!({"ids": ids, "pieces": pieces}).to_string())?;
+    } else {
+        for &id in &ids {
+            terminal.write_line(&format!("{id:>7}  {:?}", tokenizer.piece(id)))?;
+        }
+    }
+    Ok(Ended::Done)
+}
