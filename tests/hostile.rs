@@ -491,7 +491,7 @@ fn g32_not_a_file() {
 
     let unreadable = dir.path().join("unreadable.gguf");
     fs::write(&unreadable, micro().build()).unwrap();
-    fs::set_permissions(&unreadable, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&unreadable, fs::Permissions::from_mode(0o000)).unwrap();
     // Root reads it all the same; then it has to open as if nothing were wrong.
     match fs::File::open(&unreadable) {
         Err(_) => drop(refused_at(&unreadable, &["permission denied"])),

@@ -202,7 +202,7 @@ fn array(reader: &mut Reader, key: &str) -> Result<Stored, Error> {
     match (element_type, value::scalar_bytes(element_type)) {
         (_, Some(size)) => {
             // Past u64 it is past the file too: the largest number gives the right error.
-            let total = count.checked_mul(size as u64).unwrap_or(u64::MAX);
+            let total = count.saturating_mul(size as u64);
             let bytes = reader.take(total, format_args!("array {shown} of {count} elements"))?;
             bools_are_bools(reader, element_type, bytes, key)?;
         }
