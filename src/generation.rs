@@ -1,9 +1,13 @@
 //! Tokenizer + engine + sampler -> text events: the loop behind every command that answers.
 
 use std::ops::ControlFlow;
+use std::time::Instant;
 
-use crate::engine::{Engine, SequenceId};
+use anyhow::Context;
+
+use crate::engine::{Engine, Error, SequenceId};
 use crate::sampler::Sampler;
+use crate::tokenizer::text::TextStream;
 use crate::tokenizer::{TokenId, Tokenizer};
 
 pub struct Request<'a> {
@@ -11,7 +15,7 @@ pub struct Request<'a> {
     pub prompt: &'a [TokenId],
     /// `None`: until the end of text or of the context.
     pub max_tokens: Option<usize>,
-    /// The answer ends before the first of these.
+    /// The answer ends before the first of these to be complete.
     pub stop: &'a [String],
 }
 
@@ -28,31 +32,347 @@ pub enum FinishReason {
 pub enum Event<'a> {
     /// `done` of `total` prompt tokens are computed.
     Prefill { done: usize, total: usize },
-    /// Complete UTF-8, never a part of a stop string.
+    /// Complete UTF-8, never a part of a stop string. Comes once a token, so it is empty while text is held back.
     Text(&'a str),
 }
 
+#[derive(Debug)]
 pub struct Completion {
     pub text: String,
     /// Ids of the answer, without the end token.
     pub ids: Vec<TokenId>,
     pub finish_reason: FinishReason,
-    /// True when the context, not `max_tokens`, ended the answer.
+    /// True when the context, not `max_tokens`, ended the answer. Prompt and answer together never exceed it.
     pub context_full: bool,
     pub prompt_tokens: usize,
     pub cached_tokens: usize,
+    /// Decode steps taken: the prefill gave the first token, and the last one is not always computed.
+    pub decode_steps: usize,
     pub prefill_seconds: f64,
     pub decode_seconds: f64,
 }
 
+impl Completion {
+    /// 0 if nothing had to be computed.
+    pub fn prefill_tokens_per_second(&self) -> f64 {
+        rate(self.prompt_tokens - self.cached_tokens, self.prefill_seconds)
+    }
+
+    /// 0 if the prefill gave all there is.
+    pub fn decode_tokens_per_second(&self) -> f64 {
+        rate(self.decode_steps, self.decode_seconds)
+    }
+}
+
+fn rate(tokens: usize, seconds: f64) -> f64 {
+    if tokens == 0 { 0.0 } else { tokens as f64 / seconds.max(1e-9) }
+}
+
 /// Answers `request` in `sequence`. `on_event` may break off at any event.
+///
+/// The sampler's penalties see the prompt and the answer of this call and nothing from before.
 pub fn generate(
-    _engine: &mut Engine,
-    _sequence: SequenceId,
-    _tokenizer: &Tokenizer,
-    _sampler: &mut Sampler,
-    _request: &Request,
-    _on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    engine: &mut Engine,
+    sequence: SequenceId,
+    tokenizer: &Tokenizer,
+    sampler: &mut Sampler,
+    request: &Request,
+    on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
 ) -> anyhow::Result<Completion> {
-    unimplemented!()
+    let mut completion = Completion {
+        text: String::new(),
+        ids: Vec::new(),
+        finish_reason: FinishReason::Interrupted,
+        context_full: false,
+        prompt_tokens: request.prompt.len(),
+        cached_tokens: 0,
+        decode_steps: 0,
+        prefill_seconds: 0.0,
+        decode_seconds: 0.0,
+    };
+    let start = Instant::now();
+    let prefilled =
+        engine.prefill(sequence, request.prompt, &mut |done, total| on_event(Event::Prefill { done, total }));
+    completion.prefill_seconds = start.elapsed().as_secs_f64();
+    match prefilled {
+        Ok(prefilled) => completion.cached_tokens = prefilled.cached_tokens,
+        Err(Error::Interrupted) => return Ok(completion),
+        Err(error) => return Err(error).context("the prompt could not be read"),
+    }
+    sampler.forget();
+    request.prompt.iter().for_each(|&token| sampler.accept(token));
+
+    let start = Instant::now();
+    let max_tokens = request.max_tokens.unwrap_or(usize::MAX);
+    let mut stream = TextStream::default();
+    let mut filter = StopFilter::new(request.stop);
+    // The newest token of the answer, until it is computed: the last one never needs to be.
+    let mut pending = None;
+    completion.finish_reason = loop {
+        if completion.ids.len() >= max_tokens {
+            break FinishReason::Length;
+        }
+        if completion.prompt_tokens + completion.ids.len() >= engine.context_tokens() {
+            completion.context_full = true;
+            break FinishReason::Length;
+        }
+        if let Some(token) = pending.take() {
+            engine.decode(sequence, token).with_context(|| {
+                format!(
+                    "the answer broke off after {} tokens of prompt and answer",
+                    completion.prompt_tokens + completion.ids.len()
+                )
+            })?;
+            completion.decode_steps += 1;
+        }
+        let token = sampler.sample(engine.logits())?;
+        if tokenizer.is_end_of_generation(token) {
+            break FinishReason::Stop;
+        }
+        sampler.accept(token);
+        completion.ids.push(token);
+        pending = Some(token);
+        // Control tokens have no bytes: they are never shown.
+        let ready = filter.push(&stream.push(tokenizer.bytes(token)));
+        completion.text.push_str(&ready);
+        if on_event(Event::Text(&ready)).is_break() {
+            break FinishReason::Interrupted;
+        }
+        if filter.is_complete() {
+            break FinishReason::Stop;
+        }
+    };
+    completion.decode_seconds = start.elapsed().as_secs_f64();
+
+    let mut rest = filter.push(&stream.finish());
+    rest += &filter.finish();
+    if !rest.is_empty() {
+        completion.text.push_str(&rest);
+        // The answer is over: there is nothing left to break off.
+        let _ = on_event(Event::Text(&rest));
+    }
+    Ok(completion)
+}
+
+/// Finds the first stop string to be complete in a stream of text, wherever the pieces are cut, and holds back what may
+/// become one.
+struct StopFilter<'a> {
+    stop: &'a [String],
+    /// A proper prefix of a stop string.
+    held: String,
+    complete: bool,
+}
+
+impl<'a> StopFilter<'a> {
+    fn new(stop: &'a [String]) -> StopFilter<'a> {
+        StopFilter { stop, held: String::new(), complete: false }
+    }
+
+    /// The text that can be no part of a stop string. Nothing once one is complete.
+    fn push(&mut self, text: &str) -> String {
+        if self.complete {
+            return String::new();
+        }
+        let mut text = std::mem::take(&mut self.held) + text;
+        // By its end, not its start: else a longer one that starts earlier would win or lose by how the text is cut.
+        let found = self.stops().filter_map(|stop| text.find(stop).map(|start| (start + stop.len(), start))).min();
+        if let Some((_, start)) = found {
+            self.complete = true;
+            text.truncate(start);
+            return text;
+        }
+        let held = self.stops().map(|stop| overlap(&text, stop)).max().unwrap_or(0);
+        self.held = text.split_off(text.len() - held);
+        text
+    }
+
+    /// What was held back in vain.
+    fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// An empty stop string would end every answer before it starts.
+    fn stops(&self) -> impl Iterator<Item = &'a str> {
+        self.stop.iter().map(String::as_str).filter(|stop| !stop.is_empty())
+    }
+}
+
+/// Bytes of the longest proper prefix of `stop` that `text` ends with. Both are UTF-8, so it starts at a character.
+fn overlap(text: &str, stop: &str) -> usize {
+    let (text, stop) = (text.as_bytes(), stop.as_bytes());
+    (1..stop.len().min(text.len() + 1)).rev().find(|&len| text.ends_with(&stop[..len])).unwrap_or(0)
+}
+
+/// `fresh`, but with the ids of `spoken` as far as both stand for the same text.
+///
+/// A conversation rendered anew tokenizes earlier replies anew, and a model does not always write a word with the ids
+/// the tokenizer would choose. `spoken` is the last prompt with the reply as it was generated: with its ids kept, the
+/// sequence in the engine is a prefix of the next prompt, and nothing that was said is computed twice.
+pub fn keep_spoken_ids(spoken: &[TokenId], fresh: &[TokenId], tokenizer: &Tokenizer) -> Vec<TokenId> {
+    keep_ids(spoken, fresh, |id| {
+        if tokenizer.is_control(id) {
+            // Equal to itself only, never to a text that looks like it.
+            return vec![u32::from(u8::MAX) + 1 + id];
+        }
+        tokenizer.bytes(id).iter().map(|&byte| u32::from(byte)).collect()
+    })
+}
+
+/// `units` gives the text of an id: bytes, and numbers above 255 for what is no text.
+fn keep_ids(spoken: &[TokenId], fresh: &[TokenId], units: impl Fn(TokenId) -> Vec<u32>) -> Vec<TokenId> {
+    // The text of `spoken[..kept]` and of `fresh[..dropped]`; the shorter one takes the next step.
+    let (mut spoken_text, mut fresh_text) = (Vec::new(), Vec::new());
+    let (mut kept, mut dropped, mut compared) = (0, 0, 0);
+    let mut common = (0, 0);
+    loop {
+        if spoken_text.len() == fresh_text.len() {
+            common = (kept, dropped);
+        }
+        if spoken_text.len() <= fresh_text.len() {
+            let Some(&id) = spoken.get(kept) else { break };
+            spoken_text.extend(units(id));
+            kept += 1;
+        } else {
+            let Some(&id) = fresh.get(dropped) else { break };
+            fresh_text.extend(units(id));
+            dropped += 1;
+        }
+        let both = spoken_text.len().min(fresh_text.len());
+        if spoken_text[compared..both] != fresh_text[compared..both] {
+            break;
+        }
+        compared = both;
+    }
+    [&spoken[..common.0], &fresh[common.1..]].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stops(stop: &[&str]) -> Vec<String> {
+        stop.iter().map(|stop| stop.to_string()).collect()
+    }
+
+    /// What comes out for `pieces`, piece by piece, and whether a stop string ended it.
+    fn filtered<'a>(stop: &[&str], pieces: impl IntoIterator<Item = &'a str>) -> (Vec<String>, bool) {
+        let stop = stops(stop);
+        let mut filter = StopFilter::new(&stop);
+        let mut out: Vec<String> = pieces.into_iter().map(|piece| filter.push(piece)).collect();
+        out.push(filter.finish());
+        (out, filter.is_complete())
+    }
+
+    /// What comes out in all: it must not depend on how the text is cut.
+    fn answer(stop: &[&str], text: &str) -> (String, bool) {
+        let (whole, complete) = filtered(stop, [text]);
+        let whole = whole.concat();
+        for cut in text.char_indices().map(|(at, _)| at) {
+            let (pieces, complete_too) = filtered(stop, [&text[..cut], &text[cut..]]);
+            assert_eq!((pieces.concat(), complete_too), (whole.clone(), complete), "cut at {cut}");
+        }
+        let chars: Vec<String> = text.chars().map(String::from).collect();
+        let (pieces, complete_too) = filtered(stop, chars.iter().map(String::as_str));
+        assert_eq!((pieces.concat(), complete_too), (whole.clone(), complete), "character by character");
+        (whole, complete)
+    }
+
+    #[test]
+    fn the_answer_ends_before_the_stop_string() {
+        assert_eq!(answer(&["\nUser:"], "Hello.\nUser: and more"), ("Hello.".into(), true));
+        assert_eq!(answer(&["\nUser:"], "\nUser:"), ("".into(), true));
+        assert_eq!(answer(&["stop"], "no end"), ("no end".into(), false));
+    }
+
+    #[test]
+    fn text_that_can_become_a_stop_string_waits() {
+        let (pieces, complete) = filtered(&["END"], ["a E", "N", "", "x"]);
+        assert_eq!((pieces, complete), (vec!["a ".into(), "".into(), "".into(), "ENx".into(), "".into()], false));
+        let (pieces, complete) = filtered(&["END"], ["a E", "N", "D!"]);
+        assert_eq!((pieces.concat(), complete), ("a ".into(), true));
+    }
+
+    #[test]
+    fn what_waited_in_vain_comes_at_the_end() {
+        assert_eq!(filtered(&["END"], ["a EN"]).0, ["a ", "EN"]);
+    }
+
+    #[test]
+    fn a_stop_string_that_starts_within_a_failed_one_is_found() {
+        assert_eq!(answer(&["aab"], "xaaab"), ("xa".into(), true));
+        assert_eq!(answer(&["abcabd"], "abcabcabd."), ("abc".into(), true));
+    }
+
+    #[test]
+    fn of_several_the_first_to_be_complete_counts() {
+        assert_eq!(answer(&["abcd", "bc"], "xabcd"), ("xa".into(), true));
+        assert_eq!(answer(&["bc", "abc"], "xabcd"), ("x".into(), true), "both end at once: nothing of either is shown");
+        assert_eq!(answer(&["two", "one"], "0 one two"), ("0 ".into(), true));
+    }
+
+    #[test]
+    fn stop_strings_of_wide_characters() {
+        assert_eq!(answer(&["終わり"], "これで終わりです"), ("これで".into(), true));
+        // The first bytes of both are the same: the cut must not fall inside a character.
+        assert_eq!(answer(&["終わり"], "これで絀"), ("これで絀".into(), false));
+    }
+
+    #[test]
+    fn an_empty_stop_string_is_none() {
+        assert_eq!(answer(&[""], "text"), ("text".into(), false));
+    }
+
+    /// Ids 0 to 25 are letters, 26 to 51 the same letter twice, 100 and more control tokens.
+    fn units(id: TokenId) -> Vec<u32> {
+        match id {
+            0..26 => vec![id],
+            26..52 => vec![id - 26; 2],
+            _ => vec![256 + id],
+        }
+    }
+
+    #[test]
+    fn a_reply_keeps_the_ids_it_was_spoken_in() {
+        let prompt = [100, 7, 101];
+        let reply = [3, 3, 4];
+        let spoken = [prompt.as_slice(), &reply].concat();
+        // The tokenizer would write the reply as 29 4.
+        let fresh = [100, 7, 101, 29, 4, 102, 8, 101];
+        assert_eq!(keep_ids(&spoken, &fresh, units), [100, 7, 101, 3, 3, 4, 102, 8, 101]);
+    }
+
+    #[test]
+    fn a_reply_that_was_changed_is_read_afresh_from_there() {
+        let spoken = [100, 7, 101, 3, 3, 4];
+        // As if the template had trimmed the reply's end and begun it otherwise.
+        assert_eq!(keep_ids(&spoken, &[100, 7, 101, 29, 102], units), [100, 7, 101, 3, 3, 102]);
+        assert_eq!(keep_ids(&spoken, &[100, 7, 101, 5, 102], units), [100, 7, 101, 5, 102]);
+        assert_eq!(keep_ids(&spoken, &[100, 8], units), [100, 8]);
+    }
+
+    #[test]
+    fn a_cut_falls_only_between_ids_of_both() {
+        // "3 3 3" as (3)(3 3) against (3 3)(3 9): they agree on three letters, but share no border after the first id.
+        assert_eq!(keep_ids(&[100, 3, 29], &[100, 29, 3, 9], units), [100, 3, 29, 9]);
+        assert_eq!(keep_ids(&[100, 3, 29, 5], &[100, 29, 29], units), [100, 29, 29]);
+    }
+
+    #[test]
+    fn keeping_ids_never_changes_the_text() {
+        let text = |ids: &[TokenId]| ids.iter().flat_map(|&id| units(id)).collect::<Vec<_>>();
+        let lists: Vec<Vec<TokenId>> = (0..3u32.pow(4))
+            .map(|n| (0..4).map(|digit| [1, 27, 100][(n / 3u32.pow(digit) % 3) as usize]).collect())
+            .collect();
+        for spoken in &lists {
+            for fresh in &lists {
+                assert_eq!(text(&keep_ids(spoken, fresh, units)), text(fresh), "{spoken:?} {fresh:?}");
+            }
+        }
+        assert_eq!(keep_ids(&[], &[1, 2], units), [1, 2]);
+        assert!(keep_ids(&[1, 2], &[], units).is_empty());
+    }
 }

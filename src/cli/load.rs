@@ -51,7 +51,7 @@ impl Texts {
     }
 
     /// Without the weights.
-    pub fn open(model: Option<&str>) -> anyhow::Result<Texts> {
+    pub fn open(model: Option<&Path>) -> anyhow::Result<Texts> {
         let path = find_model(model)?;
         let gguf = Gguf::open(&path)?;
         Texts::new(path, &gguf)
@@ -95,15 +95,13 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
 }
 
 /// The file of `-m`, of $SAYFA_MODEL, or the default model.
-pub fn find_model(wanted: Option<&str>) -> anyhow::Result<PathBuf> {
-    let from_environment = env::var("SAYFA_MODEL").ok().filter(|name| !name.is_empty());
+pub fn find_model(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
     let folders = model_folders();
+    let from_environment = env::var_os("SAYFA_MODEL").filter(|name| !name.is_empty()).map(PathBuf::from);
     match (wanted, from_environment) {
-        (Some(name), _) => look_up(name, &folders).with_context(|| not_found(&format!("-m {name}"), &folders)),
-        (None, Some(name)) => {
-            look_up(&name, &folders).with_context(|| not_found(&format!("$SAYFA_MODEL = {name}"), &folders))
-        }
-        (None, None) => look_up(DEFAULT_MODEL, &folders).with_context(|| {
+        (Some(name), _) => look_up(name, &folders).with_context(|| not_found("-m", name, &folders)),
+        (None, Some(name)) => look_up(&name, &folders).with_context(|| not_found("$SAYFA_MODEL", &name, &folders)),
+        (None, None) => look_up(Path::new(DEFAULT_MODEL), &folders).with_context(|| {
             format!(
                 "no model: give one with -m FILE, or get the default one ({DEFAULT_MODEL}) with scripts/get_model.sh"
             )
@@ -119,19 +117,22 @@ fn model_folders() -> Vec<PathBuf> {
 
 /// A path as it stands, else a name in one of the folders, with or without `.gguf`. A path that cannot be read is the
 /// loader's to explain.
-fn look_up(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
-    let path = Path::new(name);
-    if path.symlink_metadata().is_ok() {
-        return Some(path.to_path_buf());
+fn look_up(name: &Path, folders: &[PathBuf]) -> Option<PathBuf> {
+    if name.symlink_metadata().is_ok() {
+        return Some(name.to_path_buf());
     }
-    let candidates = folders.iter().flat_map(|folder| [folder.join(name), folder.join(format!("{name}.gguf"))]);
-    candidates.into_iter().find(|path| path.exists())
+    let mut with_ending = name.as_os_str().to_os_string();
+    with_ending.push(".gguf");
+    let mut candidates = folders.iter().flat_map(|folder| [folder.join(name), folder.join(&with_ending)]);
+    candidates.find(|path| path.exists())
 }
 
-fn not_found(what: &str, folders: &[PathBuf]) -> String {
+fn not_found(flag: &str, name: &Path, folders: &[PathBuf]) -> String {
     let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     format!(
-        "{what}: no such file, and no such name in {} (scripts/get_model.sh gets the default model)",
+        "{flag} {}: no such file, and no such name in {} ($SAYFA_MODELS names another folder, scripts/get_model.sh gets \
+         the default model)",
+        name.display(),
         folders.join(", ")
     )
 }

@@ -72,6 +72,16 @@ impl Terminal {
         }
     }
 
+    /// Figures after an answer: a note that stands back behind the text where the terminal can show it.
+    pub fn status(&self, text: &str) {
+        if self.stderr_is_terminal && !self.talk.quiet && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
+        {
+            let _ = writeln!(io::stderr(), "\x1b[2m{}\x1b[0m", strip_controls(text));
+        } else {
+            self.info(text);
+        }
+    }
+
     pub fn warn(&self, text: &str) {
         self.talk(&format!("sayfa: warning: {text}"));
     }

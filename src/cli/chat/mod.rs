@@ -1,7 +1,17 @@
 //! `sayfa chat`: a conversation in the terminal, or one message a line from a pipe.
 
+mod commands;
+mod editor;
+mod input;
+mod session;
+mod settings;
+
+use anyhow::bail;
 use clap::Args;
 
+use self::commands::Flow;
+use self::input::{Input, Reader};
+use self::session::{OutputLost, Session};
 use super::Ended;
 use super::args::{GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
 use super::terminal::Terminal;
@@ -12,6 +22,11 @@ pub struct ChatArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub system: SystemArgs,
+
+    /// Refuse text that is not UTF-8 instead of replacing what is wrong by U+FFFD
+    #[arg(long, help_heading = "Prompt")]
+    pub strict_utf8: bool,
+
     #[command(flatten)]
     pub generation: GenerationArgs,
     #[command(flatten)]
@@ -22,6 +37,44 @@ pub struct ChatArgs {
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let loaded = super::load::load(&args.model, terminal)?;
-    terminal.info(&loaded.name);
-    anyhow::bail!("chat is not there yet")
+    if loaded.texts.template.is_none() {
+        terminal.warn("the model has no chat template: it completes text instead of answering");
+    }
+    let mut session = Session::new(loaded, args)?;
+    let mut reader = Reader::open(args.strict_utf8, terminal)?;
+    terminal.info(&format!(
+        "{}, context of {} tokens. /? for help, Ctrl-D leaves.",
+        session.loaded.name,
+        session.loaded.engine.context_tokens()
+    ));
+    let mut failures = 0;
+    loop {
+        let message = match reader.next(terminal)? {
+            Input::Message(message) => message,
+            Input::Interrupted => {
+                terminal.info("Ctrl-D or /bye leaves");
+                continue;
+            }
+            Input::End => break,
+        };
+        let outcome = if message.starts_with('/') {
+            commands::run(&message, &mut session, terminal)
+        } else {
+            session.say(message, terminal).map(|()| Flow::Stay)
+        };
+        match outcome.map_err(|error| error.downcast::<OutputLost>()) {
+            Ok(Flow::Stay) => {}
+            Ok(Flow::Leave) => break,
+            Err(Ok(OutputLost(error))) => return Err(error),
+            Err(Err(error)) => {
+                failures += 1;
+                terminal.error(&format!("{error:#}"));
+            }
+        }
+    }
+    // A person has read what failed; a script looks at the exit code.
+    if failures > 0 && !terminal.stdin_is_terminal() {
+        bail!("{failures} of the lines above could not be answered");
+    }
+    Ok(Ended::Done)
 }

@@ -1,0 +1,229 @@
+//! What the user says next: lines from an editor on a terminal, or from a pipe, joined to messages.
+
+use std::io::{self, BufRead};
+
+use anyhow::Context;
+
+use super::editor::{Line, LineEditor};
+use crate::cli::terminal::Terminal;
+
+pub enum Input {
+    Message(String),
+    /// Ctrl-C at the prompt: what was typed is gone.
+    Interrupted,
+    End,
+}
+
+pub struct Reader {
+    source: Source,
+    strict_utf8: bool,
+    /// Lines taken from a pipe.
+    lines: usize,
+    warned: bool,
+}
+
+enum Source {
+    Editor(Box<LineEditor>),
+    Pipe,
+}
+
+impl Reader {
+    pub fn open(strict_utf8: bool, terminal: &Terminal) -> anyhow::Result<Reader> {
+        let source = if terminal.stdin_is_terminal() {
+            Source::Editor(Box::new(LineEditor::open(terminal)?))
+        } else {
+            Source::Pipe
+        };
+        Ok(Reader { source, strict_utf8, lines: 0, warned: false })
+    }
+
+    /// Waits for a message: one line, a `"""` block, lines continued by a backslash, or a paste. Empty ones are passed over.
+    pub fn next(&mut self, terminal: &Terminal) -> anyhow::Result<Input> {
+        let mut draft = Draft::default();
+        loop {
+            let line = match &mut self.source {
+                Source::Editor(editor) => editor.read(draft.is_empty(), terminal)?,
+                Source::Pipe => self.read_pipe(terminal)?,
+            };
+            match line {
+                Line::Text(line) => draft.push(&line),
+                Line::Interrupted => return Ok(Input::Interrupted),
+                // A block that the end of the input cuts off is still a message, but Ctrl-D is not its Enter.
+                Line::End if draft.is_empty() || matches!(self.source, Source::Editor(_)) => return Ok(Input::End),
+                Line::End => draft.close(),
+            }
+            if !draft.is_complete() {
+                continue;
+            }
+            let message = std::mem::take(&mut draft).text;
+            if !message.trim().is_empty() {
+                if let Source::Editor(editor) = &mut self.source {
+                    editor.remember(&message, terminal);
+                }
+                return Ok(Input::Message(message));
+            }
+        }
+    }
+
+    fn read_pipe(&mut self, terminal: &Terminal) -> anyhow::Result<Line> {
+        let mut bytes = Vec::new();
+        if io::stdin().lock().read_until(b'\n', &mut bytes).context("cannot read standard input")? == 0 {
+            return Ok(Line::End);
+        }
+        self.lines += 1;
+        if bytes.ends_with(b"\n") {
+            bytes.pop();
+        }
+        if bytes.ends_with(b"\r") {
+            bytes.pop();
+        }
+        match String::from_utf8(bytes) {
+            Ok(line) => Ok(Line::Text(line)),
+            Err(error) if self.strict_utf8 => {
+                anyhow::bail!("line {} of standard input is not UTF-8: {}", self.lines, error.utf8_error())
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.warned, true) {
+                    terminal.warn(&format!(
+                        "line {} of standard input is not UTF-8: what is wrong becomes U+FFFD, here and later",
+                        self.lines
+                    ));
+                }
+                Ok(Line::Text(String::from_utf8_lossy(error.as_bytes()).into_owned()))
+            }
+        }
+    }
+}
+
+/// A message in the making.
+#[derive(Default)]
+struct Draft {
+    text: String,
+    state: State,
+}
+
+#[derive(Default, PartialEq)]
+enum State {
+    #[default]
+    Empty,
+    /// Between two `"""`.
+    Block,
+    /// After a backslash at the end of a line.
+    Continued,
+    Complete,
+}
+
+const QUOTES: &str = r#"""""#;
+
+impl Draft {
+    fn is_empty(&self) -> bool {
+        self.state == State::Empty
+    }
+
+    fn is_complete(&self) -> bool {
+        self.state == State::Complete
+    }
+
+    fn close(&mut self) {
+        self.state = State::Complete;
+    }
+
+    /// Adds what was read up to Enter: one line, or several from a paste.
+    fn push(&mut self, line: &str) {
+        match self.state {
+            State::Empty => match line.trim_start().strip_prefix(QUOTES) {
+                Some(rest) => {
+                    self.state = State::Block;
+                    // Text may start right behind the quotes or on the next line.
+                    if !rest.is_empty() {
+                        self.push_block(rest.strip_prefix('\n').unwrap_or(rest));
+                    }
+                }
+                None => self.push_line(line),
+            },
+            State::Block => self.push_block(line),
+            State::Continued | State::Complete => self.push_line(line),
+        }
+    }
+
+    fn push_block(&mut self, line: &str) {
+        match line.trim_end().strip_suffix(QUOTES) {
+            Some(last) => {
+                self.text.push_str(last);
+                // The line break before closing quotes on their own line is no part of the text.
+                if self.text.ends_with('\n') {
+                    self.text.pop();
+                }
+                self.state = State::Complete;
+            }
+            None => {
+                self.text.push_str(line);
+                self.text.push('\n');
+            }
+        }
+    }
+
+    fn push_line(&mut self, line: &str) {
+        match line.strip_suffix('\\') {
+            Some(line) => {
+                self.text.push_str(line);
+                self.text.push('\n');
+                self.state = State::Continued;
+            }
+            None => {
+                self.text.push_str(line);
+                self.state = State::Complete;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The messages that `lines` make.
+    fn messages(lines: &[&str]) -> Vec<String> {
+        let mut draft = Draft::default();
+        let mut messages = Vec::new();
+        for line in lines {
+            draft.push(line);
+            if draft.is_complete() {
+                messages.push(std::mem::take(&mut draft).text);
+            }
+        }
+        assert!(draft.is_empty(), "the last message is unfinished");
+        messages
+    }
+
+    #[test]
+    fn a_line_is_a_message() {
+        assert_eq!(messages(&["one", " two "]), ["one", " two "]);
+    }
+
+    #[test]
+    fn a_block_is_one_message() {
+        assert_eq!(messages(&[r#"""""#, "one", "", "two", r#"""""#, "next"]), ["one\n\ntwo", "next"]);
+        assert_eq!(messages(&[r#""""one"#, r#"two""""#]), ["one\ntwo"]);
+        assert_eq!(messages(&[r#""""one""""#]), ["one"]);
+        assert_eq!(messages(&[r#""""""""#, "next"]), ["", "next"]);
+        assert_eq!(messages(&[r#"""""#, r"a\", r#"""""#]), [r"a\"], "a backslash is text within a block");
+    }
+
+    #[test]
+    fn a_block_keeps_its_own_blank_lines() {
+        assert_eq!(messages(&[r#"""""#, "one", "", r#"""""#]), ["one\n"]);
+        assert_eq!(messages(&[r#"""""#, "", r#"""""#]), [""]);
+    }
+
+    #[test]
+    fn a_pasted_block_is_the_same_message() {
+        assert_eq!(messages(&["\"\"\"\none\n\ntwo\n\"\"\""]), ["one\n\ntwo"]);
+        assert_eq!(messages(&["one\ntwo\nthree"]), ["one\ntwo\nthree"]);
+    }
+
+    #[test]
+    fn a_backslash_continues_a_line() {
+        assert_eq!(messages(&[r"one\", r"two\", "three", "next"]), ["one\ntwo\nthree", "next"]);
+    }
+}

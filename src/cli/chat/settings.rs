@@ -1,0 +1,140 @@
+//! What `/set NAME VALUE` can change: the flags of the command line, checked by the same parsers, under ollama's names.
+
+use std::error::Error;
+
+use anyhow::{bail, ensure};
+use clap::Parser;
+
+use crate::cli::args::{GenerationArgs, SamplingArgs};
+
+#[derive(Clone, Debug, Parser)]
+#[command(no_binary_name = true)]
+pub struct Settings {
+    #[command(flatten)]
+    pub generation: GenerationArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+struct Parameter {
+    /// The first one is shown.
+    names: &'static [&'static str],
+    flag: &'static str,
+    show: fn(&Settings) -> String,
+    copy: fn(&mut Settings, Settings),
+}
+
+macro_rules! parameter {
+    ($names:expr, $flag:literal, $($field:ident).+) => {
+        Parameter {
+            names: &$names,
+            flag: $flag,
+            show: |settings| settings.$($field).+.to_string(),
+            copy: |to, from| to.$($field).+ = from.$($field).+,
+        }
+    };
+}
+
+const PARAMETERS: &[Parameter] = &[
+    parameter!(["temperature", "temp"], "--temp", sampling.temp),
+    parameter!(["top_k"], "--top-k", sampling.top_k),
+    parameter!(["top_p"], "--top-p", sampling.top_p),
+    parameter!(["min_p"], "--min-p", sampling.min_p),
+    parameter!(["repeat_penalty"], "--repeat-penalty", sampling.repeat_penalty),
+    parameter!(["repeat_last_n"], "--repeat-last-n", sampling.repeat_last_n),
+    parameter!(["presence_penalty"], "--presence-penalty", sampling.presence_penalty),
+    parameter!(["frequency_penalty"], "--frequency-penalty", sampling.frequency_penalty),
+    parameter!(["num_predict", "predict"], "--predict", generation.predict),
+    Parameter {
+        names: &["seed"],
+        flag: "--seed",
+        show: |settings| settings.sampling.seed.0.map_or("-1".to_string(), |seed| seed.to_string()),
+        copy: |to, from| to.sampling.seed = from.sampling.seed,
+    },
+    Parameter {
+        names: &["stop"],
+        flag: "--stop",
+        show: |settings| format!("{:?}", settings.generation.stops()),
+        copy: |to, from| to.generation.stop = from.generation.stop,
+    },
+];
+
+impl Settings {
+    /// Changes one parameter. The error names it and says what it takes.
+    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<()> {
+        let Some(parameter) = PARAMETERS.iter().find(|parameter| parameter.names.contains(&name)) else {
+            bail!("no parameter '{name}': there are {}", names().join(", "));
+        };
+        ensure!(!value.is_empty(), "{name} needs a value; it is {}", (parameter.show)(self));
+        // `""` is how a person writes nothing: no stop string.
+        let value = if value == r#""""# { "" } else { value };
+        let parsed = Settings::try_parse_from([format!("{}={value}", parameter.flag)]);
+        let parsed = parsed.map_err(|error| match error.source() {
+            Some(source) => anyhow::anyhow!("{name}: '{value}' is {source}"),
+            None => anyhow::anyhow!("{name}: '{value}' is not a value for it"),
+        })?;
+        (parameter.copy)(self, parsed);
+        Ok(())
+    }
+
+    /// A line for each parameter.
+    pub fn show(&self) -> Vec<String> {
+        PARAMETERS.iter().map(|parameter| format!("{:<18} {}", parameter.names[0], (parameter.show)(self))).collect()
+    }
+}
+
+/// Names for people and for completion.
+pub fn names() -> Vec<&'static str> {
+    PARAMETERS.iter().map(|parameter| parameter.names[0]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings::try_parse_from::<_, &str>([]).unwrap()
+    }
+
+    #[test]
+    fn every_parameter_takes_a_value_and_shows_it() {
+        let mut settings = settings();
+        for (name, value) in
+            names().iter().zip(["0.5", "7", "0.25", "0.125", "1.5", "32", "-0.5", "2", "9", "3", "END"])
+        {
+            settings.set(name, value).unwrap();
+            let shown = settings.show().into_iter().find(|line| line.starts_with(name)).unwrap();
+            assert!(shown.contains(value), "{name} {value} is shown as: {shown}");
+        }
+        let sampling = &settings.sampling;
+        assert_eq!((sampling.temp, sampling.top_k, sampling.seed.0), (0.5, 7, Some(3)));
+        assert_eq!((settings.generation.max_tokens(), settings.generation.stops()), (Some(9), vec!["END".to_string()]));
+    }
+
+    #[test]
+    fn one_parameter_changes_and_the_others_stay() {
+        let mut settings = settings();
+        settings.set("temp", "0").unwrap();
+        settings.set("top_k", "-1").unwrap();
+        assert_eq!((settings.sampling.temp, settings.sampling.top_k, settings.sampling.top_p), (0.0, -1, 0.95));
+    }
+
+    #[test]
+    fn a_stop_string_may_hold_spaces_and_be_taken_away() {
+        let mut settings = settings();
+        settings.set("stop", "--the end").unwrap();
+        assert_eq!(settings.generation.stops(), ["--the end"]);
+        settings.set("stop", r#""""#).unwrap();
+        assert!(settings.generation.stops().is_empty());
+    }
+
+    #[test]
+    fn errors_are_sentences_that_name_the_parameter() {
+        let error = |name, value| settings().set(name, value).unwrap_err().to_string();
+        assert_eq!(error("top_p", "7"), "top_p: '7' is not a number from 0 to 1");
+        assert_eq!(error("seed", "x"), "seed: 'x' is not a whole number from -1 to 2^64 - 1");
+        assert_eq!(error("temp", ""), "temp needs a value; it is 0.8");
+        assert!(error("top_k", "many").starts_with("top_k: 'many' is "));
+        assert!(error("num_ctx", "4").starts_with("no parameter 'num_ctx': there are temperature, top_k"));
+    }
+}
