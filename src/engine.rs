@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 
 use crate::backend::{Backend, Batch, BatchRow, Info};
-use crate::kv::PageTable;
 use crate::kv::layout::BLOCK_TOKENS;
-use crate::kv::pool::BlockPool;
+use crate::kv::{KvCache, PageTable, Usage};
 use crate::tokenizer::TokenId;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +17,18 @@ pub struct Options {
     pub context_tokens: usize,
     /// Sequences that must be able to be full at once.
     pub sequences: usize,
+    /// Most tokens kept for reuse after their sequences are gone.
+    pub cache_tokens: usize,
+    pub on_full: OnFull,
+}
+
+/// What happens when a sequence has filled its context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnFull {
+    /// `Error::ContextFull`.
+    Stop,
+    /// Forget the oldest tokens after the first `keep` (rounded up to whole blocks) and go on.
+    Evict { keep: usize },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -40,34 +51,64 @@ pub struct Prefilled {
     pub computed_tokens: usize,
 }
 
+/// What was forgotten to make room; the user is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// Whole pages of old tokens were dropped; the others keep their positions.
+    Evicted { tokens: usize },
+    /// Positions had come to the trained length: old tokens were dropped and the rest was computed again from 0.
+    Recomputed { dropped: usize, kept: usize },
+}
+
 /// A sequence: its tokens, all of them computed, and the pages that hold their K and V.
 #[derive(Default)]
 struct Sequence {
+    /// Every token since the start, the forgotten ones too.
     tokens: Vec<TokenId>,
     table: PageTable,
+    /// Forgotten tokens, which follow the first `kept` ones.
+    forgotten: usize,
+    kept: usize,
+    /// How far positions have run ahead of the tokens held.
+    position_gap: usize,
+}
+
+impl Sequence {
+    /// The tokens that are still in the pages.
+    fn held(&self) -> impl Iterator<Item = TokenId> {
+        let (head, tail) = match self.forgotten {
+            0 => (&self.tokens[..], &[][..]),
+            n => (&self.tokens[..self.kept], &self.tokens[self.kept + n..]),
+        };
+        head.iter().chain(tail).copied()
+    }
 }
 
 pub struct Engine {
     backend: Box<dyn Backend>,
-    context_tokens: usize,
-    pool: BlockPool,
+    options: Options,
+    cache: KvCache,
     sequences: HashMap<SequenceId, Sequence>,
     next_id: u32,
     /// (vocab) f32 after the last prefill or decode
     logits: Vec<f32>,
+    notices: Vec<Notice>,
 }
 
 impl Engine {
     pub fn new(mut backend: Box<dyn Backend>, options: &Options) -> anyhow::Result<Engine> {
-        let n_blocks = options.context_tokens.div_ceil(BLOCK_TOKENS) * options.sequences;
+        let cached = options.cache_tokens.div_ceil(BLOCK_TOKENS);
+        let n_blocks = options.context_tokens.div_ceil(BLOCK_TOKENS) * options.sequences + cached;
         backend.reserve(n_blocks)?;
+        let cache = KvCache::new(n_blocks, cached, backend.info().identity);
         Ok(Engine {
             backend,
-            context_tokens: options.context_tokens,
-            pool: BlockPool::new(n_blocks),
+            options: options.clone(),
+            cache,
             sequences: HashMap::new(),
             next_id: 0,
             logits: Vec::new(),
+            notices: Vec::new(),
         })
     }
 
@@ -76,23 +117,46 @@ impl Engine {
     }
 
     pub fn context_tokens(&self) -> usize {
-        self.context_tokens
+        self.options.context_tokens
     }
 
     pub fn vocab(&self) -> usize {
         self.info().vocab
     }
 
-    /// KV blocks owned by sequences.
-    pub fn live_blocks(&self) -> usize {
-        self.pool.live()
+    /// The pool, block by block kind.
+    pub fn usage(&self) -> Usage {
+        self.cache.usage()
+    }
+
+    /// The owners of each page of a sequence, in token order.
+    pub fn page_owners(&self, id: SequenceId) -> Vec<u32> {
+        self.sequences[&id].table.pages().iter().map(|&block| self.cache.owners(block)).collect()
+    }
+
+    /// What was forgotten since the last call.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
     }
 
     pub fn new_sequence(&mut self) -> SequenceId {
+        self.insert(Sequence::default())
+    }
+
+    fn insert(&mut self, sequence: Sequence) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.sequences.insert(id, Sequence::default());
+        self.sequences.insert(id, sequence);
         id
+    }
+
+    /// A sequence that holds the same tokens and shares their pages; the last partial page is copied when one of the
+    /// two goes on.
+    pub fn fork(&mut self, id: SequenceId) -> SequenceId {
+        let origin = &self.sequences[&id];
+        let table = self.cache.fork(&origin.table);
+        let fork = Sequence { tokens: origin.tokens.clone(), table, ..*origin };
+        self.insert(fork)
     }
 
     pub fn free_sequence(&mut self, id: SequenceId) {
@@ -100,21 +164,41 @@ impl Engine {
         self.sequences.remove(&id);
     }
 
-    /// The tokens a sequence holds.
+    /// Every token of a sequence since its start, forgotten ones included.
     pub fn tokens(&self, id: SequenceId) -> &[TokenId] {
         &self.sequences[&id].tokens
     }
 
-    /// Forgets all but the first `len` tokens and gives their memory back.
+    /// Tokens of a sequence that are in its pages.
+    pub fn held_tokens(&self, id: SequenceId) -> usize {
+        self.sequences[&id].table.tokens()
+    }
+
+    fn sequence(&mut self, id: SequenceId) -> &mut Sequence {
+        self.sequences.get_mut(&id).expect("a sequence of this engine")
+    }
+
+    /// Forgets all but the first `len` tokens. Where tokens before them were evicted, only what was kept from the start
+    /// can stay.
     pub fn truncate(&mut self, id: SequenceId, len: usize) {
         let sequence = self.sequences.get_mut(&id).expect("a sequence of this engine");
+        let len = len.min(sequence.tokens.len());
+        let reaches_gap = len < sequence.kept + sequence.forgotten;
+        let (len, held) = match sequence.forgotten {
+            0 => (len, len),
+            _ if reaches_gap => (len.min(sequence.kept), len.min(sequence.kept)),
+            forgotten => (len, len - forgotten),
+        };
+        if reaches_gap {
+            (sequence.forgotten, sequence.position_gap) = (0, 0);
+        }
         sequence.tokens.truncate(len);
-        let freed = sequence.table.truncate(len, &mut self.pool);
+        let freed = self.cache.truncate(&mut sequence.table, held);
         self.backend.release_blocks(&freed);
     }
 
-    /// Makes the sequence hold exactly `prompt` (not empty), computing only what differs from what it holds; the logits
-    /// of the last token are then in `logits()`. `on_progress(done, total)` counts the tokens to compute.
+    /// Makes the sequence hold `prompt` (not empty), computing only what neither it nor a published prefix holds; the
+    /// logits of the last token are then in `logits()`. `on_progress(done, total)` counts the tokens to compute.
     pub fn prefill(
         &mut self,
         id: SequenceId,
@@ -122,23 +206,13 @@ impl Engine {
         on_progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Prefilled, Error> {
         assert!(!prompt.is_empty(), "a prompt has a token");
-        self.check_room(prompt.len())?;
-        let held = self.tokens(id);
-        let common = held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        // the last token is always computed: its logits are what is asked for
-        let cached_tokens = common.min(prompt.len() - 1);
-        self.truncate(id, cached_tokens);
-
+        let cached_tokens = self.reuse(id, prompt)?;
         let (mut done, total) = (cached_tokens, prompt.len() - cached_tokens);
         while done < prompt.len() {
             let chunk = &prompt[done..prompt.len().min(done + self.info().batch_tokens)];
             let is_last = done + chunk.len() == prompt.len();
             let wanted = if is_last { chunk.len() - 1..chunk.len() } else { 0..0 };
-            let logits = self.append(id, chunk, wanted)?;
-            if is_last {
-                let logits = logits.to_vec();
-                self.logits = logits;
-            }
+            self.append_keeping_logits(id, chunk, wanted)?;
             done += chunk.len();
             if on_progress(done - cached_tokens, total).is_break() {
                 return Err(Error::Interrupted);
@@ -147,13 +221,41 @@ impl Engine {
         Ok(Prefilled { cached_tokens, computed_tokens: total })
     }
 
+    /// Brings the sequence to the longest start of `prompt` that need not be computed, and returns its length. Its own
+    /// tokens are reused to the exact one, published blocks of others as a whole, the last prompt token never.
+    fn reuse(&mut self, id: SequenceId, prompt: &[TokenId]) -> Result<usize, Error> {
+        let held = self.tokens(id);
+        let common = held.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(prompt.len() - 1);
+        let goes_on = common == held.len();
+        let fits = prompt.len() <= self.context_tokens();
+        if !fits && !(goes_on && self.options.on_full != OnFull::Stop) {
+            return Err(Error::ContextFull { wanted: prompt.len(), context_tokens: self.context_tokens() });
+        }
+        // what fits whole is computed whole, rather than behind a gap
+        let keep = if fits && !self.sequence(id).table.is_whole() { 0 } else { common };
+        self.truncate(id, keep);
+        let keep = self.tokens(id).len();
+
+        let found = self.cache.find(prompt, prompt.len() - 1);
+        if found.tokens() <= keep {
+            self.drop_table(found);
+            return Ok(keep);
+        }
+        self.truncate(id, 0);
+        let found_tokens = found.tokens();
+        let sequence = self.sequence(id);
+        *sequence = Sequence { tokens: prompt[..found_tokens].to_vec(), table: found, ..Sequence::default() };
+        Ok(found_tokens)
+    }
+
+    fn drop_table(&mut self, mut table: PageTable) {
+        let freed = self.cache.truncate(&mut table, 0);
+        self.backend.release_blocks(&freed);
+    }
+
     /// Appends one token and computes the logits after it.
     pub fn decode(&mut self, id: SequenceId, token: TokenId) -> Result<&[f32], Error> {
-        self.check_room(self.tokens(id).len() + 1)?;
-        let mut kept = std::mem::take(&mut self.logits);
-        kept.clear();
-        kept.extend_from_slice(self.append(id, &[token], 0..1)?);
-        self.logits = kept;
+        self.append_keeping_logits(id, &[token], 0..1)?;
         Ok(&self.logits)
     }
 
@@ -169,7 +271,6 @@ impl Engine {
         tokens: &[TokenId],
         on_logits: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), Error> {
-        self.check_room(self.tokens(id).len() + tokens.len())?;
         let (vocab, step) = (self.vocab(), self.info().batch_logits);
         for (i, chunk) in tokens.chunks(step).enumerate() {
             let logits = self.append(id, chunk, 0..chunk.len())?;
@@ -182,28 +283,99 @@ impl Engine {
         Ok(())
     }
 
-    fn check_room(&self, wanted: usize) -> Result<(), Error> {
-        let context_tokens = self.context_tokens;
-        if wanted > context_tokens { Err(Error::ContextFull { wanted, context_tokens }) } else { Ok(()) }
+    /// `append`, its last logits copied to where the next step does not overwrite them.
+    fn append_keeping_logits(&mut self, id: SequenceId, tokens: &[TokenId], wanted: Range<usize>) -> Result<(), Error> {
+        let mut kept = std::mem::take(&mut self.logits);
+        let logits = self.append(id, tokens, wanted)?;
+        kept.clear();
+        kept.extend_from_slice(logits);
+        self.logits = kept;
+        Ok(())
     }
 
     /// One batch: computes `tokens` at the end of a sequence and returns the logits (n_wanted, vocab) of `wanted`.
     fn append(&mut self, id: SequenceId, tokens: &[TokenId], wanted: Range<usize>) -> Result<&[f32], Error> {
+        self.make_room(id, tokens.len())?;
+        self.compute(id, tokens, wanted)
+    }
+
+    fn compute(&mut self, id: SequenceId, tokens: &[TokenId], wanted: Range<usize>) -> Result<&[f32], Error> {
         let sequence = self.sequences.get_mut(&id).expect("a sequence of this engine");
         let cached_tokens = sequence.table.tokens();
-        sequence.table.append(tokens.len(), &mut self.pool).map_err(anyhow::Error::from)?;
-        let row = BatchRow { tokens: 0..tokens.len(), cached_tokens, pages: sequence.table.pages().to_vec() };
+        let copies = self.cache.append(&mut sequence.table, tokens.len()).map_err(anyhow::Error::from)?;
+        self.backend.copy_blocks(&copies);
+        let row = BatchRow {
+            tokens: 0..tokens.len(),
+            cached_tokens,
+            first_position: cached_tokens + sequence.position_gap,
+            pages: sequence.table.pages().to_vec(),
+        };
         let batch = Batch { tokens: tokens.to_vec(), rows: vec![row], wanted: wanted.collect() };
         match self.backend.forward(&batch) {
             Ok(logits) => {
                 sequence.tokens.extend_from_slice(tokens);
+                if sequence.table.is_whole() {
+                    self.cache.publish(&mut sequence.table, &sequence.tokens);
+                }
                 Ok(logits)
             }
             Err(error) => {
-                sequence.table.truncate(cached_tokens, &mut self.pool);
+                self.cache.truncate(&mut sequence.table, cached_tokens);
                 Err(error.into())
             }
         }
+    }
+
+    /// Room for `n` more tokens, by the rule for full contexts.
+    fn make_room(&mut self, id: SequenceId, n: usize) -> Result<(), Error> {
+        let (context_tokens, trained) = (self.context_tokens(), self.info().trained_tokens.max(self.context_tokens()));
+        let sequence = &self.sequences[&id];
+        let held = sequence.table.tokens();
+        let full = Error::ContextFull { wanted: held + n, context_tokens };
+        let OnFull::Evict { keep } = self.options.on_full else {
+            return if held + n > context_tokens { Err(full) } else { Ok(()) };
+        };
+        let first = keep.div_ceil(BLOCK_TOKENS);
+        if held + sequence.position_gap + n > trained && held > first * BLOCK_TOKENS {
+            self.recompute(id, first * BLOCK_TOKENS)?;
+        }
+        let held = self.sequences[&id].table.tokens();
+        let excess = (held + n).saturating_sub(context_tokens).div_ceil(BLOCK_TOKENS);
+        if excess > 0 {
+            if first + excess > held / BLOCK_TOKENS {
+                return Err(full);
+            }
+            self.evict(id, first, excess);
+        }
+        Ok(())
+    }
+
+    /// Forgets `n` whole pages after the first `first` ones.
+    fn evict(&mut self, id: SequenceId, first: usize, n: usize) {
+        let sequence = self.sequences.get_mut(&id).expect("a sequence of this engine");
+        let freed = self.cache.evict(&mut sequence.table, first, first + n);
+        self.backend.release_blocks(&freed);
+        sequence.kept = first * BLOCK_TOKENS;
+        sequence.forgotten += n * BLOCK_TOKENS;
+        sequence.position_gap += n * BLOCK_TOKENS;
+        self.notices.push(Notice::Evicted { tokens: n * BLOCK_TOKENS });
+    }
+
+    /// Drops the older half of what follows the first `kept` tokens and computes the rest again from position 0.
+    fn recompute(&mut self, id: SequenceId, kept: usize) -> Result<(), Error> {
+        let sequence = &self.sequences[&id];
+        let mut held: Vec<TokenId> = sequence.held().collect();
+        let dropped = (held.len() - kept) / 2;
+        held.drain(kept..kept + dropped);
+        let (tokens, forgotten) = (sequence.tokens.clone(), sequence.forgotten + dropped);
+        self.truncate(id, 0);
+        for chunk in held.chunks(self.info().batch_tokens) {
+            self.compute(id, chunk, 0..0)?;
+        }
+        let sequence = self.sequence(id);
+        (sequence.tokens, sequence.kept, sequence.forgotten) = (tokens, kept, forgotten);
+        self.notices.push(Notice::Recomputed { dropped, kept: held.len() });
+        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@ mod models;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use models::{Setting, all_logits, data, default_model, engine, load};
+use models::{Setting, all_logits, data, default_model, engine, load, options};
 use sayfa::backend::cpu::{self, Simd};
 use sayfa::backend::{Backend, Batch, BatchRow};
 use sayfa::kv::layout::{BLOCK_TOKENS, BlockId, KvType};
@@ -100,9 +100,7 @@ fn the_default_model_keeps_the_contract() {
 }
 
 fn backend(model: &Arc<Model>, n_blocks: usize) -> Box<dyn Backend> {
-    let kv = KvType::F16;
-    let options = cpu::Options { threads: 2, simd: None, kv_type_k: kv, kv_type_v: kv, batch_tokens: 512 };
-    let mut backend = cpu::open(model.clone(), &options).expect("this CPU runs the tests");
+    let mut backend = cpu::open(model.clone(), &options(Setting::default())).expect("this CPU runs the tests");
     backend.reserve(n_blocks).expect("a small pool");
     backend
 }

@@ -10,6 +10,8 @@ use crate::tokenizer::TokenId;
 /// What the engine and the benches need to know of a backend.
 #[derive(Clone, Debug)]
 pub struct Info {
+    /// Of the weights, the RoPE settings, the KV types and their rotation: equal identities give equal blocks.
+    pub identity: u64,
     /// For people: device, threads, instruction set.
     pub device: String,
     pub threads: usize,
@@ -20,6 +22,8 @@ pub struct Info {
     pub weight_bytes_per_token: u64,
     /// K and V of one token over all layers.
     pub kv_bytes_per_token: u64,
+    /// Payload of a block over all layers.
+    pub block_bytes: u64,
     /// Distance between blocks in the pool: what a block really takes.
     pub block_stride_bytes: u64,
     /// Most tokens in a batch, and most of them with logits.
@@ -43,8 +47,10 @@ pub struct Batch {
 pub struct BatchRow {
     /// Which tokens of the batch.
     pub tokens: Range<usize>,
-    /// Tokens of the sequence that are cached already; the row's first token has this position.
+    /// Tokens of the sequence that are in its pages already.
     pub cached_tokens: usize,
+    /// Position of the row's first token: `cached_tokens`, and more after an eviction.
+    pub first_position: usize,
     /// Pages of the sequence, with room for the row's tokens.
     pub pages: Vec<BlockId>,
 }
@@ -58,6 +64,15 @@ pub trait Backend: Send {
     /// Computes a batch, leaving K and V of its tokens in their pages: logits (n_wanted, vocab) f32.
     fn forward(&mut self, batch: &Batch) -> anyhow::Result<&[f32]>;
 
+    /// Copies whole blocks (from, to).
+    fn copy_blocks(&mut self, copies: &[(BlockId, BlockId)]);
+
     /// Gives back the memory of blocks that nobody owns.
     fn release_blocks(&mut self, blocks: &[BlockId]);
+
+    /// The contents of a block, `Info::block_bytes` long.
+    fn read_block(&self, block: BlockId, contents: &mut [u8]);
+
+    /// Puts back what `read_block` gave.
+    fn write_block(&mut self, block: BlockId, contents: &[u8]);
 }

@@ -197,6 +197,7 @@ pub struct Talk {
 pub enum KvTypeName {
     F16,
     F32,
+    Int8,
 }
 
 impl From<KvTypeName> for KvType {
@@ -204,6 +205,7 @@ impl From<KvTypeName> for KvType {
         match name {
             KvTypeName::F16 => KvType::F16,
             KvTypeName::F32 => KvType::F32,
+            KvTypeName::Int8 => KvType::Int8,
         }
     }
 }

@@ -66,7 +66,15 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
     let (kv_type_k, kv_type_v) = args.kv_types();
     let simd = args.simd.map(cpu::Simd::from);
-    let options = cpu::Options { threads: args.threads, simd, kv_type_k, kv_type_v, batch_tokens: args.batch_size };
+    let options = cpu::Options {
+        threads: args.threads,
+        simd,
+        kv_type_k,
+        kv_type_v,
+        batch_tokens: args.batch_size,
+        batch_logits: cpu::BATCH_LOGITS,
+        activations: cpu::Activations::Int8,
+    };
     let backend = cpu::open(model.clone(), &options)?;
     // Before the long work: a context that does not fit is refused at once.
     let context_tokens = choose_context(args, &model.config, backend.info(), machine::available_memory(), terminal)?;

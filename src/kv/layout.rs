@@ -1,7 +1,10 @@
 //! The only index arithmetic of the KV cache: (block, layer, K or V, head, token) -> byte offset, for every row type.
 //!
 //! A block is one contiguous piece over all layers: `[layer][K|V][kv_head][token][head_dim]`, so that copying, saving and
-//! giving back are one operation each, and the rows of 16 tokens of one head follow each other.
+//! giving back are one operation each, and the rows of 16 tokens of one head follow each other. INT8 adds the scales of
+//! these rows, `[..][kv_head][token]` f16, right behind them.
+
+use std::ops::Range;
 
 /// Tokens per block.
 pub const BLOCK_TOKENS: usize = 16;
@@ -17,6 +20,8 @@ pub type BlockId = u32;
 pub enum KvType {
     F32,
     F16,
+    /// int8 with one f16 scale per token and head, after a rotation that spreads outliers over the head.
+    Int8,
 }
 
 impl KvType {
@@ -24,15 +29,35 @@ impl KvType {
         match self {
             KvType::F32 => "f32",
             KvType::F16 => "f16",
+            KvType::Int8 => "int8",
         }
     }
 
-    /// Bytes of one head row.
+    /// Bytes of the elements of one head row.
     pub const fn row_bytes(self, head_dim: usize) -> usize {
         match self {
             KvType::F32 => 4 * head_dim,
             KvType::F16 => 2 * head_dim,
+            KvType::Int8 => head_dim,
         }
+    }
+
+    /// Bytes of the scale of one head row.
+    pub const fn scale_bytes(self) -> usize {
+        match self {
+            KvType::F32 | KvType::F16 => 0,
+            KvType::Int8 => 2,
+        }
+    }
+
+    /// Whether K (with q) or V is rotated before it is stored.
+    pub fn is_rotated(self, half: Half) -> bool {
+        let mode = std::env::var("ROT").unwrap_or("kv".into());
+        matches!(self, KvType::Int8)
+            && match half {
+                Half::K => mode.contains('k'),
+                Half::V => mode.contains('v'),
+            }
     }
 }
 
@@ -60,7 +85,8 @@ impl Layout {
         let mut layer_offsets = vec![0];
         for heads in kv_heads {
             let end = layer_offsets[layer_offsets.len() - 1];
-            layer_offsets.push(end + heads * BLOCK_TOKENS * (k_type.row_bytes(head_dim) + v_type.row_bytes(head_dim)));
+            let token_bytes = |kv_type: KvType| kv_type.row_bytes(head_dim) + kv_type.scale_bytes();
+            layer_offsets.push(end + heads * BLOCK_TOKENS * (token_bytes(k_type) + token_bytes(v_type)));
         }
         Layout { head_dim, k_type, v_type, layer_offsets, kv_heads: kv_heads.to_vec() }
     }
@@ -90,15 +116,27 @@ impl Layout {
         self.block_bytes().next_multiple_of(STRIDE_ALIGN)
     }
 
-    /// Offset in a block of the row of `token` (0..BLOCK_TOKENS) of one head.
-    pub fn row_offset(&self, layer: usize, half: Half, kv_head: usize, token: usize) -> usize {
-        assert!(kv_head < self.kv_heads[layer] && token < BLOCK_TOKENS, "head {kv_head} token {token}");
-        let k_rows = self.kv_heads[layer] * BLOCK_TOKENS * self.row_bytes(Half::K);
+    /// Bytes of the rows and scales of one head in a block.
+    pub fn head_bytes(&self, half: Half) -> usize {
+        BLOCK_TOKENS * (self.row_bytes(half) + self.row_type(half).scale_bytes())
+    }
+
+    /// Offset in a block of the rows of one head; its scales follow them.
+    pub fn head_offset(&self, layer: usize, half: Half, kv_head: usize) -> usize {
+        assert!(kv_head < self.kv_heads[layer], "head {kv_head} of {}", self.kv_heads[layer]);
         let half_start = match half {
             Half::K => 0,
-            Half::V => k_rows,
+            Half::V => self.kv_heads[layer] * self.head_bytes(Half::K),
         };
-        self.layer_offsets[layer] + half_start + (kv_head * BLOCK_TOKENS + token) * self.row_bytes(half)
+        self.layer_offsets[layer] + half_start + kv_head * self.head_bytes(half)
+    }
+
+    /// Ranges in a head's bytes of the row of `token` (0..BLOCK_TOKENS) and of its scale.
+    pub fn token_ranges(&self, half: Half, token: usize) -> (Range<usize>, Range<usize>) {
+        assert!(token < BLOCK_TOKENS, "token {token} of a block");
+        let (row, scale) = (self.row_bytes(half), self.row_type(half).scale_bytes());
+        let scales = BLOCK_TOKENS * row;
+        (token * row..(token + 1) * row, scales + token * scale..scales + (token + 1) * scale)
     }
 }
 
@@ -109,32 +147,34 @@ mod tests {
     #[test]
     fn every_row_has_its_own_place_and_the_payload_is_exact() {
         let heads = [2, 3, 1];
-        let layout = Layout::new(&heads, 8, KvType::F16, KvType::F32);
+        let layout = Layout::new(&heads, 8, KvType::Int8, KvType::F32);
         let mut taken = vec![false; layout.block_bytes()];
         for (layer, &n) in heads.iter().enumerate() {
             for half in [Half::K, Half::V] {
                 for head in 0..n {
+                    let start = layout.head_offset(layer, half, head);
                     for token in 0..BLOCK_TOKENS {
-                        let start = layout.row_offset(layer, half, head, token);
-                        for cell in &mut taken[start..start + layout.row_bytes(half)] {
-                            assert!(!std::mem::replace(cell, true), "rows overlap");
+                        let (row, scale) = layout.token_ranges(half, token);
+                        for cell in row.chain(scale) {
+                            assert!(!std::mem::replace(&mut taken[start + cell], true), "rows overlap");
                         }
                     }
                 }
             }
         }
         assert!(taken.iter().all(|&cell| cell), "bytes without a row");
-        assert_eq!(layout.block_bytes(), 6 * 16 * 8 * (2 + 4));
+        assert_eq!(layout.block_bytes(), 6 * 16 * (8 + 2 + 8 * 4));
         assert_eq!(layout.block_stride() % STRIDE_ALIGN, 0);
     }
 
     #[test]
     fn published_models_take_the_published_bytes_per_token() {
         let per_token = |layers: usize, heads: usize, dim: usize| {
-            Layout::new(&vec![heads; layers], dim, KvType::F16, KvType::F16).block_bytes() / BLOCK_TOKENS
+            let bytes = |t| Layout::new(&vec![heads; layers], dim, t, t).block_bytes() / BLOCK_TOKENS;
+            (bytes(KvType::F16), bytes(KvType::Int8))
         };
-        assert_eq!(per_token(30, 3, 64), 23_040); // SmolLM2-135M
-        assert_eq!(per_token(40, 40, 128), 819_200); // Llama-2-13B
-        assert_eq!(per_token(32, 8, 128), 131_072); // Llama-3-8B
+        assert_eq!(per_token(30, 3, 64), (23_040, 11_880)); // SmolLM2-135M
+        assert_eq!(per_token(40, 40, 128), (819_200, 416_000)); // Llama-2-13B
+        assert_eq!(per_token(32, 8, 128), (131_072, 66_560)); // Llama-3-8B
     }
 }

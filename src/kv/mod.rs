@@ -1,19 +1,34 @@
 //! The paged KV cache: which sequence owns which pages. Ids only, never bytes.
 //!
-//! A sequence holds only the pages its tokens fill: waste is at most `BLOCK_TOKENS - 1` tokens.
+//! A sequence holds only the pages its tokens fill: waste is at most `BLOCK_TOKENS - 1` tokens. Full pages of a sequence
+//! that is whole from position 0 are published: other sequences that begin alike take them over instead of computing
+//! them, also after their first owner is gone. Published and shared pages never change: who appends into one gets a
+//! copy first. What a page table cannot do itself, moving bytes, is returned as a list for the backend.
 
 pub mod layout;
 pub mod pool;
+pub mod prefix;
 pub mod rows;
 
 use layout::{BLOCK_TOKENS, BlockId};
-use pool::{BlockPool, OutOfBlocks};
+use pool::{BlockPool, OutOfBlocks, Released};
+use prefix::{Listed, PrefixIndex};
 
 /// The pages of one sequence and how many tokens they hold.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PageTable {
     pages: Vec<BlockId>,
     tokens: usize,
+    /// Leading pages that are in the index, ours or an equal one's.
+    published: usize,
+    /// No page was evicted: token i stands at position i.
+    is_whole: bool,
+}
+
+impl Default for PageTable {
+    fn default() -> PageTable {
+        PageTable { pages: vec![], tokens: 0, published: 0, is_whole: true }
+    }
 }
 
 impl PageTable {
@@ -22,72 +37,162 @@ impl PageTable {
         &self.pages
     }
 
+    /// Tokens held; evicted ones do not count.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Makes room for `n` more tokens, or changes nothing.
-    pub fn append(&mut self, n: usize, pool: &mut BlockPool) -> Result<(), OutOfBlocks> {
-        let pages = (self.tokens + n).div_ceil(BLOCK_TOKENS);
-        let held = self.pages.len();
-        while self.pages.len() < pages {
-            match pool.allocate() {
-                Ok(block) => self.pages.push(block),
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+}
+
+/// Blocks by what they are, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    pub total: usize,
+    pub free: usize,
+    pub live: usize,
+    /// Live ones with more than one owner.
+    pub shared: usize,
+    pub cached: usize,
+}
+
+#[derive(Debug)]
+pub struct KvCache {
+    pool: BlockPool,
+    index: PrefixIndex,
+    /// Most blocks that are kept for reuse without an owner.
+    cached_bound: usize,
+}
+
+impl KvCache {
+    /// `identity`: of everything beside the tokens that decides a block's bytes.
+    pub fn new(total_blocks: usize, cached_bound: usize, identity: u64) -> KvCache {
+        KvCache { pool: BlockPool::new(total_blocks), index: PrefixIndex::new(identity), cached_bound }
+    }
+
+    pub fn usage(&self) -> Usage {
+        let pool = &self.pool;
+        let shared = (0..pool.total() as BlockId).filter(|&block| pool.owners(block) > 1).count();
+        Usage { total: pool.total(), free: pool.free(), live: pool.live(), shared, cached: pool.cached() }
+    }
+
+    pub fn owners(&self, block: BlockId) -> u32 {
+        self.pool.owners(block)
+    }
+
+    /// A table that shares the published pages of the longest prefix of `tokens`, at most `max_tokens` of it.
+    pub fn find(&mut self, tokens: &[u32], max_tokens: usize) -> PageTable {
+        let pages = self.index.longest(tokens, max_tokens);
+        pages.iter().for_each(|&block| self.pool.retain(block));
+        let (published, tokens) = (pages.len(), pages.len() * BLOCK_TOKENS);
+        PageTable { pages, tokens, published, is_whole: true }
+    }
+
+    /// A table that shares all pages of another.
+    pub fn fork(&mut self, table: &PageTable) -> PageTable {
+        table.pages.iter().for_each(|&block| self.pool.retain(block));
+        PageTable { pages: table.pages.clone(), ..*table }
+    }
+
+    /// Makes room for `n` more tokens, or changes nothing. The copies (from, to) must be made before the next write.
+    pub fn append(&mut self, table: &mut PageTable, n: usize) -> Result<Vec<(BlockId, BlockId)>, OutOfBlocks> {
+        let pages = (table.tokens + n).div_ceil(BLOCK_TOKENS);
+        let last_partial = (!table.tokens.is_multiple_of(BLOCK_TOKENS) && n > 0).then(|| table.pages.len() - 1);
+        let to_copy = last_partial.filter(|&page| self.pool.is_immutable(table.pages[page]));
+        let needed = pages - table.pages.len() + usize::from(to_copy.is_some());
+        let mut fresh = Vec::with_capacity(needed);
+        while fresh.len() < needed {
+            match self.pool.allocate() {
+                Ok(allocated) => {
+                    if allocated.was_cached {
+                        self.index.forget(allocated.block);
+                    }
+                    fresh.push(allocated.block);
+                }
                 Err(out) => {
-                    self.pages.drain(held..).rev().for_each(|block| pool.free(block));
+                    fresh.into_iter().rev().for_each(|block| drop(self.pool.release(block)));
                     return Err(out);
                 }
             }
         }
-        self.tokens += n;
-        Ok(())
+        let mut copies = vec![];
+        if let Some(page) = to_copy {
+            let (from, to) = (table.pages[page], fresh.remove(0));
+            copies.push((from, to));
+            self.pool.release(from);
+            table.pages[page] = to;
+            table.published = table.published.min(page);
+        }
+        table.pages.extend(fresh);
+        table.tokens += n;
+        Ok(copies)
     }
 
-    /// Keeps the first `tokens` tokens; gives the freed blocks back to the pool and returns them, so that a backend can
-    /// give their memory back too.
-    pub fn truncate(&mut self, tokens: usize, pool: &mut BlockPool) -> Vec<BlockId> {
-        assert!(tokens <= self.tokens, "cannot keep {tokens} of {} tokens", self.tokens);
-        self.tokens = tokens;
-        let freed = self.pages.split_off(tokens.div_ceil(BLOCK_TOKENS));
-        freed.iter().rev().for_each(|&block| pool.free(block));
+    /// Lists the full pages of a whole sequence, whose tokens are `tokens`, for reuse by others.
+    pub fn publish(&mut self, table: &mut PageTable, tokens: &[u32]) {
+        assert_eq!(tokens.len(), table.tokens, "the tokens of the table");
+        if !table.is_whole {
+            return;
+        }
+        for (page, tokens) in tokens.as_chunks::<BLOCK_TOKENS>().0.iter().enumerate().skip(table.published) {
+            let parent = page.checked_sub(1).map(|parent| table.pages[parent]);
+            // behind a page that only equals a listed one, nothing of ours can be listed
+            if parent.is_some_and(|parent| !self.index.contains(parent)) {
+                return;
+            }
+            let block = table.pages[page];
+            match self.index.list(parent, tokens, block) {
+                Listed::New => self.pool.publish(block),
+                Listed::Known => return,
+                Listed::Replaced(old) => {
+                    self.pool.publish(block);
+                    self.pool.unpublish(old);
+                }
+            }
+            table.published = page + 1;
+        }
+    }
+
+    /// Keeps the first `tokens` tokens. Returns the blocks that nobody owns any more, so that a backend can give their
+    /// memory back.
+    pub fn truncate(&mut self, table: &mut PageTable, tokens: usize) -> Vec<BlockId> {
+        assert!(tokens <= table.tokens, "cannot keep {tokens} of {} tokens", table.tokens);
+        table.tokens = tokens;
+        let pages = table.pages.split_off(tokens.div_ceil(BLOCK_TOKENS));
+        table.published = table.published.min(tokens / BLOCK_TOKENS);
+        table.is_whole |= tokens == 0;
+        self.give_up(pages)
+    }
+
+    /// Takes out the full pages `from..to`: their tokens are forgotten, the others keep their positions. From then on
+    /// the sequence publishes nothing.
+    pub fn evict(&mut self, table: &mut PageTable, from: usize, to: usize) -> Vec<BlockId> {
+        assert!(from <= to && to <= table.tokens / BLOCK_TOKENS, "only full pages can be evicted");
+        table.tokens -= (to - from) * BLOCK_TOKENS;
+        table.published = table.published.min(from);
+        table.is_whole &= from == to;
+        let pages = table.pages.drain(from..to).collect();
+        self.give_up(pages)
+    }
+
+    /// Releases pages, last first (of a prefix, the end is dropped before the beginning), and trims what is cached.
+    fn give_up(&mut self, pages: Vec<BlockId>) -> Vec<BlockId> {
+        let mut freed = vec![];
+        for block in pages.into_iter().rev() {
+            if self.pool.release(block) == Released::Free {
+                freed.push(block);
+            }
+        }
+        while let Some(block) = self.pool.oldest_beyond(self.cached_bound) {
+            self.index.forget(block);
+            self.pool.unpublish(block);
+            freed.push(block);
+        }
         freed
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        /// Any order of appends and truncations over three sequences: no page is shared, none is lost, waste is bounded.
-        #[test]
-        fn pages_are_neither_shared_nor_lost(steps in prop::collection::vec((0usize..3, prop::bool::ANY, 0usize..70), 1..60)) {
-            let mut pool = BlockPool::new(12);
-            let mut tables: [PageTable; 3] = Default::default();
-            for (i, append, n) in steps {
-                let table = &mut tables[i];
-                let before = (table.tokens(), table.pages().to_vec());
-                if append {
-                    if table.append(n, &mut pool).is_err() {
-                        prop_assert_eq!(before, (table.tokens(), table.pages().to_vec()));
-                    }
-                } else {
-                    let keep = n.min(table.tokens());
-                    let freed = table.truncate(keep, &mut pool);
-                    prop_assert_eq!(&before.1[before.1.len() - freed.len()..], &freed[..]);
-                }
-                let mut all: Vec<_> = tables.iter().flat_map(|t| t.pages().to_vec()).collect();
-                prop_assert_eq!(all.len(), pool.live());
-                all.sort_unstable();
-                all.dedup();
-                prop_assert_eq!(all.len(), pool.live(), "a page has two owners");
-                for table in &tables {
-                    let slots = table.pages().len() * BLOCK_TOKENS;
-                    prop_assert!(slots >= table.tokens() && slots - table.tokens() < BLOCK_TOKENS);
-                }
-            }
-        }
-    }
-}
+mod tests;

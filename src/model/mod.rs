@@ -4,6 +4,7 @@ mod config;
 mod rope;
 
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use anyhow::{Result, bail};
@@ -147,6 +148,32 @@ impl Model {
             attention.iter().map(|linear| linear.weight.bytes()).sum::<u64>() + ffn
         };
         self.layers.iter().map(layer).sum::<u64>() + self.output.weight.bytes()
+    }
+}
+
+impl Model {
+    /// Tells models apart: hyper-parameters, RoPE settings, the types of all matrices and a sample of each one's bytes.
+    pub fn identity(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        format!("{:?}", self.config).hash(&mut hasher);
+        let mut matrix = |matrix: &Matrix| {
+            (matrix.dtype, matrix.rows, matrix.cols).hash(&mut hasher);
+            let (middle, sample) = (matrix.data.len() / 2, matrix.data.len().min(64));
+            matrix.data[..sample].hash(&mut hasher);
+            matrix.data[middle..(middle + sample).min(matrix.data.len())].hash(&mut hasher);
+        };
+        matrix(&self.token_embd);
+        matrix(&self.output.weight);
+        for layer in &self.layers {
+            let experts = match &layer.ffn {
+                FeedForward::Dense(expert) => std::slice::from_ref(expert),
+                FeedForward::Experts { experts, .. } => experts,
+            };
+            let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_v, &layer.attn_output];
+            let ffn = experts.iter().flat_map(|expert| [&expert.gate, &expert.up, &expert.down]);
+            attention.into_iter().chain(ffn).for_each(|linear| matrix(&linear.weight));
+        }
+        hasher.finish()
     }
 }
 

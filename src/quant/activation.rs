@@ -54,7 +54,7 @@ impl QuantRow {
 }
 
 /// max|x| by comparing bits: for non-negative floats the order of the bits is the order of the values, and NaN is above all.
-fn max_magnitude(x: &[f32; GROUP]) -> f32 {
+pub fn max_magnitude(x: &[f32]) -> f32 {
     f32::from_bits(x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
 }
 
@@ -64,11 +64,9 @@ pub fn scale_of(max: f32) -> (f32, f32) {
     (scale, if scale == 0.0 { 0.0 } else { 1.0 / scale })
 }
 
-/// Clamp, then round to nearest even; the comparisons send NaN to the lower bound, as SIMD max and min do.
-fn round_to_level(v: f32) -> i8 {
-    let v = if v > -LEVELS { v } else { -LEVELS };
-    let v = if v < LEVELS { v } else { LEVELS };
-    v.round_ties_even() as i8
+/// Clamp, then round to nearest even. `max` and `min` send NaN to the lower bound, as their SIMD forms do.
+pub fn round_to_level(v: f32) -> i8 {
+    v.max(-LEVELS).min(LEVELS).round_ties_even() as i8
 }
 
 #[cfg(test)]

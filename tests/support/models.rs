@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sayfa::backend::cpu::{self, Simd};
+use sayfa::backend::cpu::{self, Activations, Simd};
 use sayfa::engine::{Engine, Options};
 use sayfa::gguf::Gguf;
 use sayfa::kv::layout::KvType;
@@ -17,11 +17,22 @@ pub struct Setting {
     pub threads: usize,
     pub kv_type: KvType,
     pub batch_tokens: usize,
+    pub batch_logits: usize,
+    pub activations: Activations,
+    pub context_tokens: usize,
 }
 
 impl Default for Setting {
     fn default() -> Setting {
-        Setting { simd: None, threads: 2, kv_type: KvType::F16, batch_tokens: 512 }
+        Setting {
+            simd: None,
+            threads: 2,
+            kv_type: KvType::F16,
+            batch_tokens: 512,
+            batch_logits: 32,
+            activations: Activations::Int8,
+            context_tokens: 512,
+        }
     }
 }
 
@@ -42,16 +53,22 @@ pub fn load(path: &Path) -> Arc<Model> {
     Arc::new(Model::from_gguf(&gguf, &RopeOverrides::default()).unwrap_or_else(|error| panic!("{error:#}")))
 }
 
-pub fn engine(model: &Arc<Model>, setting: Setting) -> Engine {
-    let options = cpu::Options {
+pub fn options(setting: Setting) -> cpu::Options {
+    cpu::Options {
         threads: setting.threads,
         simd: setting.simd,
         kv_type_k: setting.kv_type,
         kv_type_v: setting.kv_type,
         batch_tokens: setting.batch_tokens,
-    };
-    let backend = cpu::open(model.clone(), &options).expect("this CPU runs the tests");
-    Engine::new(backend, &Options { context_tokens: 512, sequences: 2 }).expect("a small context fits")
+        batch_logits: setting.batch_logits,
+        activations: setting.activations,
+    }
+}
+
+pub fn engine(model: &Arc<Model>, setting: Setting) -> Engine {
+    let backend = cpu::open(model.clone(), &options(setting)).expect("this CPU runs the tests");
+    let options = Options { context_tokens: setting.context_tokens, sequences: 2 };
+    Engine::new(backend, &options).expect("a small context fits")
 }
 
 /// Logits (vocab) after each token of a text.

@@ -3,7 +3,8 @@
 //! A span is 256 consecutive entries of the page table. For one query and one span: all scores, their maximum m,
 //! p = exp(score - m), l = sum of p, o = sum of p * v. Each span stands alone; (m, l, o) are merged in span order, so no
 //! result depends on how spans are shared out. The G query heads of a KV head, and up to `TILE` tokens of a prompt, use
-//! each page of K and V once it is turned into f32 (4 KB a page at head_dim 64: it stays in the L1 cache).
+//! each page of K and V once it is turned into f32 (4 KB a page at head_dim 64: it stays in the L1 cache). INT8 pages are
+//! never turned into anything: scores are integer dot products with an int8 query, values are widened in registers.
 //!
 //! Cost per query head and cached token: 2 * head_dim FMAs; memory per KV head, token and tile: one K and one V row.
 
@@ -13,7 +14,7 @@ use super::pages::Pages;
 use super::simd::{Kernels, exp};
 use super::threads::{Crew, PerWorker};
 use crate::backend::BatchRow;
-use crate::kv::layout::{BLOCK_TOKENS, Half};
+use crate::kv::layout::{BLOCK_TOKENS, Half, KvType};
 
 /// Consecutive tokens of a sequence that are scored together: a part of the contract.
 pub const SPAN_TOKENS: usize = 256;
@@ -31,10 +32,34 @@ pub struct LayerShape {
     pub head_dim: usize,
 }
 
-/// Queries of a batch and where the results go: (tokens, q_len) and (tokens, out_len) f32.
+/// Queries of a batch row: (tokens, row_len) f32, each starting with its heads, and their int8 form when K is int8.
 pub struct Queries<'a> {
     pub rows: &'a [f32],
     pub row_len: usize,
+    pub int8: &'a [Int8Query],
+}
+
+/// The query heads of a token as int8, one scale a head.
+#[derive(Clone, Debug)]
+pub struct Int8Query {
+    /// (n_heads * head_dim)
+    pub q: Vec<i8>,
+    /// (n_heads)
+    pub scale: Vec<f32>,
+}
+
+impl Int8Query {
+    /// Room for `n_heads` heads; for none, nothing.
+    pub fn new(n_heads: usize, head_dim: usize) -> Int8Query {
+        Int8Query { q: vec![0; n_heads * head_dim], scale: vec![0.0; n_heads] }
+    }
+
+    pub fn quantize(&mut self, kernels: &Kernels, heads: &[f32], head_dim: usize) {
+        let heads = heads.chunks_exact(head_dim).zip(self.q.chunks_exact_mut(head_dim));
+        for ((head, q), scale) in heads.zip(&mut self.scale) {
+            *scale = (kernels.quantize_head)(head, q);
+        }
+    }
 }
 
 /// Scratch of all workers and the partial results of split batches.
@@ -210,14 +235,22 @@ impl Task<'_> {
         let longest = visible(n_queries - 1);
 
         for at in (0..longest).step_by(BLOCK_TOKENS) {
-            let page = self.load_page(&mut scratch.page, span, at, longest, Half::K, kv_head);
+            let page = self.page(&mut scratch.page, span, at, longest, Half::K, kv_head);
             for q in 0..n_queries {
                 let n = visible(q).saturating_sub(at).min(BLOCK_TOKENS);
-                let token = tokens.start + q / group;
-                let head = kv_head * group + q % group;
-                let query = &self.queries.rows[token * self.queries.row_len + head * head_dim..][..head_dim];
+                let (token, head) = (tokens.start + q / group, kv_head * group + q % group);
                 let scores = &mut scratch.scores[q * SPAN_TOKENS + at..][..n];
-                (self.kernels.scores)(query, &page[..n * head_dim], scale, scores);
+                match page {
+                    Page::Floats(rows) => {
+                        let query = &self.queries.rows[token * self.queries.row_len + head * head_dim..][..head_dim];
+                        (self.kernels.scores)(query, &rows[..n * head_dim], scale, scores);
+                    }
+                    Page::Int8 { rows, scales } => {
+                        let query = &self.queries.int8[token];
+                        let q = &query.q[head * head_dim..(head + 1) * head_dim];
+                        (self.kernels.scores_int8)(q, query.scale[head] * scale, rows, scales, scores);
+                    }
+                }
             }
         }
         for q in 0..n_queries {
@@ -226,33 +259,47 @@ impl Task<'_> {
         }
         scratch.span_o[..n_queries * head_dim].fill(0.0);
         for at in (0..longest).step_by(BLOCK_TOKENS) {
-            let page = self.load_page(&mut scratch.page, span, at, longest, Half::V, kv_head);
+            let page = self.page(&mut scratch.page, span, at, longest, Half::V, kv_head);
             for q in 0..n_queries {
                 let n = visible(q).saturating_sub(at).min(BLOCK_TOKENS);
                 let p = &scratch.scores[q * SPAN_TOKENS + at..][..n];
                 let o = &mut scratch.span_o[q * head_dim..(q + 1) * head_dim];
-                (self.kernels.accumulate)(p, &page[..n * head_dim], o);
+                match page {
+                    Page::Floats(rows) => (self.kernels.accumulate)(p, &rows[..n * head_dim], o),
+                    Page::Int8 { rows, scales } => (self.kernels.accumulate_int8)(p, rows, scales, o),
+                }
             }
         }
     }
 
-    /// The rows of the page that holds entry `at` of a span (at most up to entry `end`), as f32.
-    fn load_page<'p>(
-        &self,
-        page: &'p mut [f32],
+    /// The page that holds entry `at` of a span; of a float type turned into f32 up to entry `end`, of int8 as it lies.
+    fn page<'p>(
+        &'p self,
+        buffer: &'p mut [f32],
         span: usize,
         at: usize,
         end: usize,
         half: Half,
         kv_head: usize,
-    ) -> &'p [f32] {
+    ) -> Page<'p> {
         let block = self.row.pages[(span * SPAN_TOKENS + at) / BLOCK_TOKENS];
+        let (rows, scales) = self.pages.head(block, self.shape.layer, half, kv_head);
+        let kv_type = self.pages.layout().row_type(half);
+        if kv_type == KvType::Int8 {
+            return Page::Int8 { rows, scales };
+        }
         let n = (end - at).min(BLOCK_TOKENS);
-        let stored = self.pages.rows(block, self.shape.layer, half, kv_head, n);
-        let rows = &mut page[..n * self.shape.head_dim];
-        (self.kernels.decode)(self.pages.layout().row_type(half), stored, rows);
-        rows
+        let values = &mut buffer[..n * self.shape.head_dim];
+        (self.kernels.decode)(kv_type, &rows[..n * kv_type.row_bytes(self.shape.head_dim)], &[], values);
+        Page::Floats(values)
     }
+}
+
+/// Rows of one head in one block.
+#[derive(Clone, Copy)]
+enum Page<'a> {
+    Floats(&'a [f32]),
+    Int8 { rows: &'a [u8], scales: &'a [u8] },
 }
 
 /// Adds the (m, l, o) of the next span to the running ones.

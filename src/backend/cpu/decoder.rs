@@ -1,13 +1,15 @@
 //! The decoder: read this to learn the model. One function a stage, in the order of the data.
 
-use super::attention::{Attention, LayerShape, Queries};
+use super::Options;
+use super::attention::{Attention, Int8Query, LayerShape, Queries};
 use super::matmul::{Input, matmul};
 use super::ops::{add, add_scaled, rms_norm, rope};
 use super::pages::{Pages, Slot, Slots};
 use super::simd::{Kernels, exp};
 use super::threads::Crew;
 use crate::backend::Batch;
-use crate::kv::layout::BLOCK_TOKENS;
+use crate::kv::layout::{BLOCK_TOKENS, Half, KvType, Layout};
+use crate::kv::rows::rotate;
 use crate::model::{Expert, FeedForward, Layer, Linear, Model};
 
 /// Least sum by which expert weights are divided: the smallest normal f16, as in llama.cpp.
@@ -21,6 +23,8 @@ pub struct Buffers {
     input: Input,
     /// (n, q_dim + 2 * kv_dim)
     qkv: Vec<f32>,
+    /// (n) query heads as int8, when K is
+    int8: Vec<Int8Query>,
     /// (n, head_dim / 2)
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -45,30 +49,33 @@ struct ExpertBuffers {
 }
 
 impl Buffers {
-    pub fn new(model: &Model, threads: usize, batch_tokens: usize, batch_logits: usize) -> Buffers {
-        let (config, n) = (&model.config, batch_tokens);
+    pub fn new(model: &Model, layout: &Layout, options: &Options) -> Buffers {
+        let (config, n) = (&model.config, options.batch_tokens);
+        let activations = options.activations;
         let widest = |size: fn(&crate::model::LayerShape) -> usize| config.layers.iter().map(size).max().unwrap_or(0);
         let q_dim = widest(|l| l.n_heads) * config.head_dim;
         let kv_dim = widest(|l| l.n_kv_heads) * config.head_dim;
         let hidden_dim = widest(|l| l.hidden_dim);
+        let int8_heads = if layout.row_type(Half::K) == KvType::Int8 { widest(|l| l.n_heads) } else { 0 };
         let group = widest(|l| l.n_heads / l.n_kv_heads);
         let experts = config.experts.map(|experts| ExpertBuffers {
             router: vec![0.0; n * experts.count],
-            input: Input::new(n, config.dim.max(hidden_dim)),
+            input: Input::new(activations, n, config.dim.max(hidden_dim)),
             y: vec![0.0; n * config.dim],
         });
         Buffers {
             x: vec![0.0; n * config.dim],
-            input: Input::new(n, config.dim.max(q_dim).max(hidden_dim)),
+            input: Input::new(activations, n, config.dim.max(q_dim).max(hidden_dim)),
             qkv: vec![0.0; n * (q_dim + 2 * kv_dim)],
+            int8: vec![Int8Query::new(int8_heads, config.head_dim); n],
             cos: vec![0.0; n * config.head_dim / 2],
             sin: vec![0.0; n * config.head_dim / 2],
             attn: vec![0.0; n * q_dim],
-            attention: Attention::new(threads, group, config.head_dim),
+            attention: Attention::new(options.threads, group, config.head_dim),
             gate_up: vec![0.0; n * 2 * hidden_dim],
             y: vec![0.0; n * config.dim],
             experts,
-            logits: vec![0.0; batch_logits * config.vocab],
+            logits: vec![0.0; options.batch_logits * config.vocab],
         }
     }
 
@@ -132,7 +139,7 @@ impl Pass<'_> {
     fn angles(&self, b: &mut Buffers) {
         let pairs = self.model.config.head_dim / 2;
         for row in &self.batch.rows {
-            for (token, position) in row.tokens.clone().zip(row.cached_tokens as u32..) {
+            for (token, position) in row.tokens.clone().zip(row.first_position as u32..) {
                 let at = token * pairs..(token + 1) * pairs;
                 self.model.config.rope.angles(position, &mut b.cos[at.clone()], &mut b.sin[at]);
             }
@@ -152,11 +159,22 @@ impl Pass<'_> {
         matmul(self.crew, self.kernels, &qkv, &b.input, tokens, &mut b.qkv);
 
         let (cos, sin, pairs) = (&b.cos, &b.sin, head_dim / 2);
-        let rows = &mut b.qkv[..tokens * qkv_len];
-        self.crew.split_rows((rows, qkv_len), (&mut vec![(); tokens], 1), |_, range, rows, _| {
-            for (token, row) in range.zip(rows.chunks_mut(qkv_len)) {
+        let [k_type, v_type] = [Half::K, Half::V].map(|half| pages.layout().row_type(half));
+        let rows = (&mut b.qkv[..tokens * qkv_len], qkv_len);
+        self.crew.split_rows(rows, (&mut b.int8[..tokens], 1), |_, range, rows, int8| {
+            for ((token, row), int8) in range.zip(rows.chunks_mut(qkv_len)).zip(int8) {
                 let at = token * pairs..(token + 1) * pairs;
-                rope(&mut row[..q_dim + kv_dim], &cos[at.clone()], &sin[at]);
+                let (qk, v) = row.split_at_mut(q_dim + kv_dim);
+                rope(qk, &cos[at.clone()], &sin[at]);
+                if k_type.is_rotated(Half::K) {
+                    qk.chunks_exact_mut(head_dim).for_each(rotate);
+                }
+                if v_type.is_rotated(Half::V) {
+                    v.chunks_exact_mut(head_dim).for_each(rotate);
+                }
+                if k_type == KvType::Int8 {
+                    int8.quantize(self.kernels, &qk[..q_dim], head_dim);
+                }
             }
         });
         let (rows, offsets) = ((&b.qkv[..tokens * qkv_len], qkv_len), (q_dim, q_dim + kv_dim));
@@ -164,13 +182,17 @@ impl Pass<'_> {
 
         let shape = LayerShape { layer: n, n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim };
         for row in &self.batch.rows {
-            let queries = Queries { rows: &b.qkv[row.tokens.start * qkv_len..], row_len: qkv_len };
+            let (rows, int8) = (&b.qkv[row.tokens.start * qkv_len..], &b.int8[row.tokens.start..]);
+            let queries = Queries { rows, row_len: qkv_len, int8 };
             let out = &mut b.attn[row.tokens.start * q_dim..row.tokens.end * q_dim];
             b.attention.run(self.crew, self.kernels, pages, shape, row, &queries, out);
         }
         let attn = &b.attn;
         b.input.prepare(self.crew, self.kernels, (tokens, q_dim), &[&layer.attn_output], |token, row| {
             row.copy_from_slice(&attn[token * q_dim..(token + 1) * q_dim]);
+            if v_type.is_rotated(Half::V) {
+                row.chunks_exact_mut(head_dim).for_each(rotate);
+            }
         });
         matmul(self.crew, self.kernels, &[&layer.attn_output], &b.input, tokens, &mut b.y);
         self.add_to_residual(b);

@@ -1,5 +1,6 @@
 //! Matrix products of a batch: one region for all matrices that share an input.
 
+use super::Activations;
 use super::simd::Kernels;
 use super::threads::Crew;
 use crate::model::{Linear, Matrix};
@@ -10,14 +11,21 @@ const STEP: usize = 16;
 
 /// The input of matrix products: f32 rows and, when a quantized matrix will read them, their int8 form.
 pub struct Input {
+    activations: Activations,
     /// (tokens, cols) f32
     pub x: Vec<f32>,
     quant: Vec<QuantRow>,
 }
 
 impl Input {
-    pub fn new(max_tokens: usize, max_cols: usize) -> Input {
-        Input { x: vec![0.0; max_tokens * max_cols], quant: vec![QuantRow::with_capacity(max_cols); max_tokens] }
+    pub fn new(activations: Activations, max_tokens: usize, max_cols: usize) -> Input {
+        let quant = vec![QuantRow::with_capacity(max_cols); max_tokens];
+        Input { activations, x: vec![0.0; max_tokens * max_cols], quant }
+    }
+
+    /// Whether a matrix reads the int8 form.
+    fn is_quantized_for(&self, weight: &Matrix) -> bool {
+        self.activations == Activations::Int8 && weight.dtype.is_quantized()
     }
 
     /// Fills `n` rows of `cols` by `fill(token, row)` and quantizes them for `readers`.
@@ -29,7 +37,7 @@ impl Input {
         readers: &[&Linear],
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        let quantized = readers.iter().any(|linear| linear.weight.dtype.is_quantized());
+        let quantized = readers.iter().any(|linear| self.is_quantized_for(&linear.weight));
         let (x, quant) = (&mut self.x[..n * cols], &mut self.quant[..n]);
         crew.split_rows((x, cols), (quant, 1), |_, tokens, x, quant| {
             for ((token, row), quant) in tokens.zip(x.chunks_mut(cols)).zip(quant) {
@@ -72,7 +80,7 @@ fn multiply(
     block: &mut super::threads::ColumnBlock,
     column: usize,
 ) {
-    if weight.dtype.is_quantized() {
+    if input.is_quantized_for(weight) {
         (kernels.matmul_quantized)(weight, rows, &input.quant[..n], block, column);
     } else {
         (kernels.matmul_float)(weight, rows, &input.x[..n * weight.cols], block, column);

@@ -8,12 +8,13 @@ mod pages;
 mod simd;
 mod threads;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use anyhow::Result;
 
 use super::{Backend, Batch, Info};
-use crate::kv::layout::{BLOCK_TOKENS, BlockId, KvType, Layout};
+use crate::kv::layout::{BLOCK_TOKENS, BlockId, Half, KvType, Layout};
 use crate::model::Model;
 use decoder::{Buffers, Pass};
 use pages::Pages;
@@ -23,8 +24,17 @@ use threads::Team;
 pub use simd::Simd;
 pub use threads::default_threads;
 
-/// Tokens of a batch that may ask for logits: bounds that buffer to 32 rows of the vocabulary.
-const BATCH_LOGITS: usize = 32;
+/// The usual `Options::batch_logits`: bounds that buffer to 32 rows of the vocabulary.
+pub const BATCH_LOGITS: usize = 32;
+
+/// How the inputs of quantized matrices are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// As int8 groups: fast, and what everything runs with.
+    Int8,
+    /// As f32 on dequantized weights: slow. A test setting, in which nothing but the KV cache rounds.
+    F32,
+}
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -36,29 +46,47 @@ pub struct Options {
     pub kv_type_v: KvType,
     /// Most tokens in one batch.
     pub batch_tokens: usize,
+    /// Most tokens of a batch whose logits are wanted.
+    pub batch_logits: usize,
+    pub activations: Activations,
 }
 
 /// Builds the CPU backend.
 pub fn open(model: Arc<Model>, options: &Options) -> Result<Box<dyn Backend>> {
     let kernels = simd::choose(options.simd)?;
     let threads = if options.threads == 0 { default_threads() } else { options.threads };
+    let batch_logits = options.batch_logits.min(options.batch_tokens);
+    let options = Options { threads, batch_logits, ..options.clone() };
     let team = Team::new(threads)?;
     let config = &model.config;
     let layout = Layout::new(&config.kv_heads(), config.head_dim, options.kv_type_k, options.kv_type_v);
     let info = Info {
+        identity: identity(&model, &layout),
         device: format!("CPU, {threads} threads, {}", kernels.name),
         threads,
         vocab: config.vocab,
         trained_tokens: config.context_tokens,
         weight_bytes_per_token: model.bytes_per_token(),
         kv_bytes_per_token: (layout.block_bytes() / BLOCK_TOKENS) as u64,
+        block_bytes: layout.block_bytes() as u64,
         block_stride_bytes: layout.block_stride() as u64,
         batch_tokens: options.batch_tokens,
-        batch_logits: BATCH_LOGITS.min(options.batch_tokens),
+        batch_logits,
     };
-    let buffers = Buffers::new(&model, threads, info.batch_tokens, info.batch_logits);
+    let buffers = Buffers::new(&model, &layout, &options);
     let pages = Pages::new(layout, 0)?;
     Ok(Box::new(Cpu { model, kernels, team, pages, buffers, info }))
+}
+
+/// Of everything beside the tokens that decides the bytes of a block.
+fn identity(model: &Model, layout: &Layout) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    model.identity().hash(&mut hasher);
+    for half in [Half::K, Half::V] {
+        let kv_type = layout.row_type(half);
+        (half as u8, kv_type.name(), kv_type.is_rotated(half)).hash(&mut hasher);
+    }
+    hasher.finish()
 }
 
 struct Cpu {
@@ -89,7 +117,19 @@ impl Backend for Cpu {
         Ok(self.buffers.logits(wanted, self.info.vocab))
     }
 
+    fn copy_blocks(&mut self, copies: &[(BlockId, BlockId)]) {
+        copies.iter().for_each(|&(from, to)| self.pages.copy(from, to));
+    }
+
     fn release_blocks(&mut self, blocks: &[BlockId]) {
         self.pages.release(blocks);
+    }
+
+    fn read_block(&self, block: BlockId, contents: &mut [u8]) {
+        contents.copy_from_slice(self.pages.block(block));
+    }
+
+    fn write_block(&mut self, block: BlockId, contents: &[u8]) {
+        self.pages.block_mut(block).copy_from_slice(contents);
     }
 }

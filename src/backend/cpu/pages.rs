@@ -48,11 +48,12 @@ impl Pages {
         &self.layout
     }
 
-    /// The stored rows of the first `tokens` tokens of a block, for one head.
-    pub fn rows(&self, block: BlockId, layer: usize, half: Half, kv_head: usize, tokens: usize) -> &[u8] {
-        assert!((block as usize) < self.n_blocks && tokens <= BLOCK_TOKENS, "block {block}, {tokens} tokens");
-        let start = block as usize * self.layout.block_stride() + self.layout.row_offset(layer, half, kv_head, 0);
-        &self.map[start..start + tokens * self.layout.row_bytes(half)]
+    /// The stored rows of one head in a block, and their scales (empty for float types).
+    pub fn head(&self, block: BlockId, layer: usize, half: Half, kv_head: usize) -> (&[u8], &[u8]) {
+        assert!((block as usize) < self.n_blocks, "block {block} of {}", self.n_blocks);
+        let start = block as usize * self.layout.block_stride() + self.layout.head_offset(layer, half, kv_head);
+        let head = &self.map[start..start + self.layout.head_bytes(half)];
+        head.split_at(BLOCK_TOKENS * self.layout.row_bytes(half))
     }
 
     /// Stores K and V of every token of a batch. `rows` (tokens, row_len) f32 holds each token's K heads at `k_at` and
@@ -66,7 +67,7 @@ impl Pages {
         kv_heads: usize,
         (rows, row_len): (&[f32], usize),
         (k_at, v_at): (usize, usize),
-        encode: fn(KvType, &[f32], &mut [u8]),
+        encode: fn(KvType, &[f32], &mut [u8], &mut [u8]),
     ) {
         assert_eq!(rows.len(), slots.0.len() * row_len, "a row per token");
         let (base, stride, n_blocks) = (self.map.as_mut_ptr() as usize, self.layout.block_stride(), self.n_blocks);
@@ -76,17 +77,34 @@ impl Pages {
                 assert!((slot.block as usize) < n_blocks, "block {} of {n_blocks}", slot.block);
                 for (half, at) in [(Half::K, k_at), (Half::V, v_at)] {
                     for (head, values) in row[at..at + kv_heads * head_dim].chunks(head_dim).enumerate() {
-                        let offset = layout.row_offset(layer, half, head, slot.offset);
-                        let start = base + slot.block as usize * stride + offset;
-                        // SAFETY: the row lies in block `slot.block` of the map, which is borrowed mutably; `Slots` are
-                        // all different, so no other worker touches it, and nothing reads the map during this region.
-                        let stored =
-                            unsafe { std::slice::from_raw_parts_mut(start as *mut u8, layout.row_bytes(half)) };
-                        encode(layout.row_type(half), values, stored);
+                        let head = base + slot.block as usize * stride + layout.head_offset(layer, half, head);
+                        let (row, scale) = layout.token_ranges(half, slot.offset);
+                        // SAFETY: row and scale lie in block `slot.block` of the map, which is borrowed mutably, and do
+                        // not overlap; `Slots` are all different, so no other worker touches them, and nothing reads
+                        // the map during this region.
+                        let (row, scale) = unsafe { (bytes_at(head, row), bytes_at(head, scale)) };
+                        encode(layout.row_type(half), values, row, scale);
                     }
                 }
             }
         });
+    }
+
+    /// The contents of a block.
+    pub fn block(&self, block: BlockId) -> &[u8] {
+        let start = block as usize * self.layout.block_stride();
+        &self.map[start..start + self.layout.block_bytes()]
+    }
+
+    pub fn block_mut(&mut self, block: BlockId) -> &mut [u8] {
+        let start = block as usize * self.layout.block_stride();
+        &mut self.map[start..start + self.layout.block_bytes()]
+    }
+
+    pub fn copy(&mut self, from: BlockId, to: BlockId) {
+        let start = from as usize * self.layout.block_stride();
+        let to = to as usize * self.layout.block_stride();
+        self.map.copy_within(start..start + self.layout.block_bytes(), to);
     }
 
     /// Gives the memory of free blocks back to the system.
@@ -101,4 +119,13 @@ impl Pages {
             debug_assert!(given_back.is_ok(), "madvise on our own map");
         }
     }
+}
+
+/// The bytes `range` after address `base`.
+///
+/// # Safety
+/// They must lie in one allocation that lives and is not otherwise used as long as the result.
+unsafe fn bytes_at<'a>(base: usize, range: std::ops::Range<usize>) -> &'a mut [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut((base + range.start) as *mut u8, range.len()) }
 }

@@ -81,10 +81,16 @@ pub(super) struct Kernels {
     pub accumulate: fn(p: &[f32], v_rows: &[f32], o: &mut [f32]),
     /// gate = gate / (1 + exp(-gate)) * up
     pub silu_mul: fn(gate: &mut [f32], up: &[f32]),
-    /// One head row -> its stored form.
-    pub encode: fn(KvType, row: &[f32], stored: &mut [u8]),
-    /// Stored head rows -> f32.
-    pub decode: fn(KvType, stored: &[u8], rows: &mut [f32]),
+    /// One head row -> its stored form and scale.
+    pub encode: fn(KvType, row: &[f32], stored: &mut [u8], scale: &mut [u8]),
+    /// Stored head rows of a float type -> f32.
+    pub decode: fn(KvType, stored: &[u8], scales: &[u8], rows: &mut [f32]),
+    /// A head of q -> int8 with one scale, which is returned.
+    pub quantize_head: fn(head: &[f32], q: &mut [i8]) -> f32,
+    /// out[i] = (q . k_rows[i] as integers) * (q_scale * k_scales[i]); as many as `out` holds.
+    pub scores_int8: fn(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut [f32]),
+    /// o += (p[i] * v_scales[i]) * v_rows[i], in token order.
+    pub accumulate_int8: fn(p: &[f32], v_rows: &[u8], v_scales: &[u8], o: &mut [f32]),
 }
 
 /// Rows of a float matrix, each turned into f32 once for all tokens.
@@ -195,16 +201,47 @@ mod tests {
                 (plain.accumulate)(&b[..n.min(5)], &rows, &mut want);
                 assert_bits("accumulate", &got, &want);
 
-                for kv_type in [KvType::F32, KvType::F16] {
+                for kv_type in [KvType::F32, KvType::F16, KvType::Int8] {
                     let row = numbers.floats(n, 20);
-                    let (mut got, mut want) = (vec![0x55; kv_type.row_bytes(n)], vec![0xaa; kv_type.row_bytes(n)]);
-                    (kernels.encode)(kv_type, &row, &mut got);
-                    (plain.encode)(kv_type, &row, &mut want);
+                    let stored = |fill: u8| (vec![fill; kv_type.row_bytes(n)], vec![fill; kv_type.scale_bytes()]);
+                    let (mut got, mut want) = (stored(0x55), stored(0xaa));
+                    (kernels.encode)(kv_type, &row, &mut got.0, &mut got.1);
+                    (plain.encode)(kv_type, &row, &mut want.0, &mut want.1);
                     assert_eq!(got, want, "encode {n} {kv_type:?}");
                     let (mut back, mut plain_back) = (vec![0.0; n], vec![1.0; n]);
-                    (kernels.decode)(kv_type, &got, &mut back);
-                    (plain.decode)(kv_type, &want, &mut plain_back);
+                    (kernels.decode)(kv_type, &got.0, &got.1, &mut back);
+                    (plain.decode)(kv_type, &want.0, &want.1, &mut plain_back);
                     assert_bits("decode", &back, &plain_back);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn int8_attention_gives_the_bits_of_scalar_code_at_every_length() {
+        let (mut numbers, plain) = (Numbers(4), &scalar::KERNELS);
+        for kernels in others() {
+            for head_dim in [2, 16, 32, 48, 64, 80, 96, 128, 250] {
+                for n in 0..=16 {
+                    let rows: Vec<u8> = (0..16 * head_dim).map(|_| (numbers.next() as i8).max(-127) as u8).collect();
+                    let scales: Vec<u8> =
+                        numbers.floats(16, 6).iter().flat_map(|&s| half::f16::from_f32(s).to_le_bytes()).collect();
+                    let head = numbers.floats(head_dim, 6);
+                    let (mut q, mut plain_q) = (vec![1; head_dim], vec![2; head_dim]);
+                    let q_scale = (kernels.quantize_head)(&head, &mut q);
+                    assert_bits("quantize_head", &[q_scale], &[(plain.quantize_head)(&head, &mut plain_q)]);
+                    assert_eq!(q, plain_q);
+
+                    let (mut got, mut want) = (vec![0.0; n], vec![1.0; n]);
+                    (kernels.scores_int8)(&q, q_scale, &rows, &scales, &mut got);
+                    (plain.scores_int8)(&q, q_scale, &rows, &scales, &mut want);
+                    assert_bits("scores_int8", &got, &want);
+
+                    let p = numbers.floats(n, 3);
+                    let (mut got, mut want) = (head.clone(), head);
+                    (kernels.accumulate_int8)(&p, &rows, &scales, &mut got);
+                    (plain.accumulate_int8)(&p, &rows, &scales, &mut want);
+                    assert_bits("accumulate_int8", &got, &want);
                 }
             }
         }

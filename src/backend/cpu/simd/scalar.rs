@@ -5,11 +5,13 @@
 
 use std::ops::Range;
 
+use half::f16;
+
 use super::{Kernels, LANES};
 use crate::backend::cpu::threads::ColumnBlock;
 use crate::kv::rows;
 use crate::model::Matrix;
-use crate::quant::activation::QuantRow;
+use crate::quant::activation::{QuantRow, max_magnitude, round_to_level, scale_of};
 use crate::quant::{self, Form, Group};
 
 pub static KERNELS: Kernels = Kernels {
@@ -24,6 +26,9 @@ pub static KERNELS: Kernels = Kernels {
     silu_mul,
     encode: rows::encode,
     decode: rows::decode,
+    quantize_head,
+    scores_int8,
+    accumulate_int8,
 };
 
 /// One step of the quantized dot product: adds group `g` of `x` times `w` to the accumulator of a (row, token).
@@ -129,6 +134,31 @@ fn accumulate(p: &[f32], v_rows: &[f32], o: &mut [f32]) {
 fn silu_mul(gate: &mut [f32], up: &[f32]) {
     for (g, &u) in gate.iter_mut().zip(up) {
         *g = *g / (1.0 + exp(-*g)) * u;
+    }
+}
+
+/// A head of q -> int8, like one activation group.
+fn quantize_head(head: &[f32], q: &mut [i8]) -> f32 {
+    let (scale, inv) = scale_of(max_magnitude(head));
+    q.iter_mut().zip(head).for_each(|(q, x)| *q = round_to_level(x * inv));
+    scale
+}
+
+fn scores_int8(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut [f32]) {
+    let keys = k_rows.chunks_exact(q.len()).zip(k_scales.as_chunks::<2>().0);
+    for (score, (k, k_scale)) in out.iter_mut().zip(keys) {
+        let dot: i32 = q.iter().zip(k).map(|(&q, &k)| i32::from(q) * i32::from(k as i8)).sum();
+        *score = dot as f32 * (q_scale * f16::from_le_bytes(*k_scale).to_f32());
+    }
+}
+
+fn accumulate_int8(p: &[f32], v_rows: &[u8], v_scales: &[u8], o: &mut [f32]) {
+    let values = v_rows.chunks_exact(o.len()).zip(v_scales.as_chunks::<2>().0);
+    for (&p, (v, v_scale)) in p.iter().zip(values) {
+        let p = p * f16::from_le_bytes(*v_scale).to_f32();
+        for (o, &v) in o.iter_mut().zip(v) {
+            *o = p.mul_add(f32::from(v as i8), *o);
+        }
     }
 }
 

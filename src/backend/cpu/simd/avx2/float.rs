@@ -1,37 +1,21 @@
-//! Float kernels: activation quantizer, sixteen-lane dot product, softmax, silu, row codecs.
+//! Float kernels: activation quantizer, sixteen-lane dot product, softmax, silu.
 
 use std::arch::x86_64::*;
 
 use super::scalar::{self, EXP_HIGH, EXP_LOW, EXP_SERIES, LN2_HIGH, LN2_LOW};
 use crate::backend::cpu::simd::LANES;
-use crate::kv::layout::KvType;
-use crate::kv::rows;
 use crate::quant::GROUP;
 use crate::quant::activation::{LEVELS, QuantRow, scale_of};
 
-/// One activation row -> int8 groups: the maximum by integer comparison, rounding by the hardware's default (nearest even).
+/// One activation row -> int8 groups.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn quantize(x: &[f32], row: &mut QuantRow) {
-    let (low, high) = (_mm256_set1_ps(-LEVELS), _mm256_set1_ps(LEVELS));
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
         // SAFETY: four loads of eight floats from a group of 32.
         let v: [__m256; 4] = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(x.as_ptr().add(8 * i)) });
-        let magnitude = |v: __m256| _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fff_ffff));
-        let max = _mm256_max_epi32(
-            _mm256_max_epi32(magnitude(v[0]), magnitude(v[1])),
-            _mm256_max_epi32(magnitude(v[2]), magnitude(v[3])),
-        );
-        let max = _mm_max_epi32(_mm256_castsi256_si128(max), _mm256_extracti128_si256::<1>(max));
-        let max = _mm_max_epi32(max, _mm_shuffle_epi32::<0b01_00_11_10>(max));
-        let max = _mm_max_epi32(max, _mm_shuffle_epi32::<0b10_11_00_01>(max));
-        let (scale, inv) = scale_of(f32::from_bits(_mm_cvtsi128_si32(max) as u32));
+        let (scale, inv) = scale_of(max_of(max_of_lanes(v[0], v[1]), max_of_lanes(v[2], v[3])));
 
-        let inv = _mm256_set1_ps(inv);
-        let level = |v: __m256| _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(_mm256_mul_ps(v, inv), low), high));
-        let words = [_mm256_packs_epi32(level(v[0]), level(v[1])), _mm256_packs_epi32(level(v[2]), level(v[3]))];
-        let bytes = _mm256_packs_epi16(words[0], words[1]);
-        // the packs work within 128-bit halves: put the eight dwords back in order
-        let bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        let bytes = round_to_levels(v, inv);
         let q = &mut row.q[g * GROUP..(g + 1) * GROUP];
         // SAFETY: 32 bytes into a group of 32.
         unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
@@ -41,6 +25,37 @@ pub fn quantize(x: &[f32], row: &mut QuantRow) {
         let halves = [_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs)];
         row.set_sums(g, scale, [sum_i32(halves[0]), sum_i32(halves[1])]);
     }
+}
+
+/// |a| or |b|, whichever is larger, in every lane; compared as integers, so that NaN wins.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn max_of_lanes(a: __m256, b: __m256) -> __m256i {
+    let magnitude = |v: __m256| _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fff_ffff));
+    _mm256_max_epi32(magnitude(a), magnitude(b))
+}
+
+/// The largest of sixteen magnitudes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn max_of(a: __m256i, b: __m256i) -> f32 {
+    let max = _mm256_max_epi32(a, b);
+    let max = _mm_max_epi32(_mm256_castsi256_si128(max), _mm256_extracti128_si256::<1>(max));
+    let max = _mm_max_epi32(max, _mm_shuffle_epi32::<0b01_00_11_10>(max));
+    let max = _mm_max_epi32(max, _mm_shuffle_epi32::<0b10_11_00_01>(max));
+    f32::from_bits(_mm_cvtsi128_si32(max) as u32)
+}
+
+/// 32 floats times `inv` -> int8: clamped, then rounded by the hardware's default (nearest even).
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn round_to_levels(v: [__m256; 4], inv: f32) -> __m256i {
+    let (low, high, inv) = (_mm256_set1_ps(-LEVELS), _mm256_set1_ps(LEVELS), _mm256_set1_ps(inv));
+    let level = |v: __m256| _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(_mm256_mul_ps(v, inv), low), high));
+    let words = [_mm256_packs_epi32(level(v[0]), level(v[1])), _mm256_packs_epi32(level(v[2]), level(v[3]))];
+    let bytes = _mm256_packs_epi16(words[0], words[1]);
+    // the packs work within 128-bit halves: put the eight dwords back in order
+    _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -208,31 +223,4 @@ pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
         unsafe { _mm256_storeu_ps(gate.as_mut_ptr(), _mm256_mul_ps(silu, u)) };
     }
     (scalar::KERNELS.silu_mul)(gate_tail, up_tail);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn encode(kv_type: KvType, row: &[f32], stored: &mut [u8]) {
-    if kv_type == KvType::F32 || !row.len().is_multiple_of(8) {
-        return rows::encode(kv_type, row, stored);
-    }
-    assert_eq!(stored.len(), 2 * row.len(), "stored row");
-    for (x, bytes) in row.as_chunks::<8>().0.iter().zip(stored.as_chunks_mut::<16>().0) {
-        // SAFETY: eight floats in, sixteen bytes out.
-        unsafe {
-            let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(x.as_ptr()));
-            _mm_storeu_si128(bytes.as_mut_ptr().cast(), half);
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn decode(kv_type: KvType, stored: &[u8], rows: &mut [f32]) {
-    if kv_type == KvType::F32 || !rows.len().is_multiple_of(8) {
-        return rows::decode(kv_type, stored, rows);
-    }
-    assert_eq!(stored.len(), 2 * rows.len(), "stored rows");
-    for (x, bytes) in rows.as_chunks_mut::<8>().0.iter_mut().zip(stored.as_chunks::<16>().0) {
-        // SAFETY: sixteen bytes in, eight floats out.
-        unsafe { _mm256_storeu_ps(x.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast()))) };
-    }
 }

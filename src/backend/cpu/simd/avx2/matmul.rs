@@ -103,7 +103,7 @@ struct LaneScales {
 }
 
 /// Sums of products of one group in eight lanes, both halves of 16 elements apart.
-type Halves = [__m256i; 2];
+pub type Halves = [__m256i; 2];
 
 impl PanelRows {
     fn new(w: &Matrix, start: usize, n: usize) -> PanelRows {
@@ -240,7 +240,7 @@ impl PanelRows {
 /// 32 products of signed bytes, summed by fours.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn products(w: __m256i, x: __m256i) -> __m256i {
+pub fn products(w: __m256i, x: __m256i) -> __m256i {
     let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
 }
@@ -248,7 +248,7 @@ fn products(w: __m256i, x: __m256i) -> __m256i {
 /// Eight registers of eight partial sums -> lane r holds the sum of register r; low and high halves apart.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn into_lanes(s: [__m256i; ROWS]) -> Halves {
+pub fn into_lanes(s: [__m256i; ROWS]) -> Halves {
     let pairs = |a, b| _mm256_hadd_epi32(a, b);
     let a = pairs(pairs(s[0], s[1]), pairs(s[2], s[3]));
     let b = pairs(pairs(s[4], s[5]), pairs(s[6], s[7]));

@@ -6,6 +6,7 @@
 mod blocks;
 mod float;
 mod matmul;
+mod rows;
 
 use super::{Kernels, scalar};
 
@@ -34,7 +35,13 @@ static KERNELS: Kernels = Kernels {
     // SAFETY: see above.
     silu_mul: |gate, up| unsafe { float::silu_mul(gate, up) },
     // SAFETY: see above.
-    encode: |kv_type, row, stored| unsafe { float::encode(kv_type, row, stored) },
+    encode: |kv_type, row, stored, scale| unsafe { rows::encode(kv_type, row, stored, scale) },
     // SAFETY: see above.
-    decode: |kv_type, stored, rows| unsafe { float::decode(kv_type, stored, rows) },
+    decode: |kv_type, stored, scales, values| unsafe { rows::decode(kv_type, stored, scales, values) },
+    // SAFETY: see above.
+    quantize_head: |head, q| unsafe { rows::quantize_head(head, q) },
+    // SAFETY: see above.
+    scores_int8: |q, q_scale, k_rows, k_scales, out| unsafe { rows::scores(q, q_scale, k_rows, k_scales, out) },
+    // SAFETY: see above.
+    accumulate_int8: |p, v_rows, v_scales, o| unsafe { rows::accumulate(p, v_rows, v_scales, o) },
 };
