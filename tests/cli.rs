@@ -212,16 +212,41 @@ fn ctrl_c_ends_the_answer_keeps_what_was_made_and_exits_with_130() {
     assert!(!answer["text"].as_str().unwrap().is_empty());
 }
 
+/// What a terminal would get from the program, until it ends with 0.
+#[cfg(unix)]
+fn on_a_terminal(args: &[&str]) -> String {
+    let mut command = sayfa(&root("."));
+    command.args(args).env("NO_COLOR", "1");
+    let mut session = expectrl::Session::spawn(command).unwrap();
+    session.set_expect_timeout(Some(Duration::from_secs(60)));
+    let shown = expectrl::Expect::expect(&mut session, expectrl::Eof).unwrap();
+    let status = session.get_process().wait().unwrap();
+    assert!(matches!(status, expectrl::process::unix::WaitStatus::Exited(_, 0)), "{status:?}");
+    String::from_utf8_lossy(shown.as_bytes()).into_owned()
+}
+
 #[cfg(unix)]
 #[test]
 fn a_prompt_by_flag_answers_once_and_leaves_also_on_a_terminal() {
-    let mut command = sayfa(&root("."));
-    command.args(["-m", &micro("F32"), "--raw", "-p", "the rain", "-n", "8", "--ignore-eos"]);
-    let mut session = expectrl::Session::spawn(command).unwrap();
-    session.set_expect_timeout(Some(Duration::from_secs(30)));
-    expectrl::Expect::expect(&mut session, expectrl::Eof).unwrap();
-    let status = session.get_process().wait().unwrap();
-    assert!(matches!(status, expectrl::process::unix::WaitStatus::Exited(_, 0)), "{status:?}");
+    let model = real_model();
+    let shown = on_a_terminal(&["-m", &model, "-p", "What is the capital of France?", "--temp", "0", "-n", "12"]);
+    assert!(shown.contains("Paris"), "{shown}");
+    // Colours end in an m.
+    let colour = |code: &str| code.trim_start_matches(['[', ';', '0', '1', '2', '3', '4', '5', '9']).starts_with('m');
+    assert!(!shown.split('\x1b').skip(1).any(colour), "{shown:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn control_characters_of_a_model_do_not_reach_a_terminal() {
+    let model = micro("F32");
+    let args = ["run", "-m", &model, "--raw", "-q", "-p", "a", "-n", "500", "--ignore-eos", "-c", "600", "--temp", "9"];
+    let args = [&args[..], &["--top-k", "0", "--top-p", "1", "--min-p", "0", "--seed", "1"]].concat();
+    // This random model writes every byte, so a pipe must see some of them.
+    let piped = run(&args).stdout;
+    assert!(piped.contains(&0x1b) && piped.contains(&0x07), "{piped:?}");
+    let shown = on_a_terminal(&args);
+    assert!(shown.len() > 200 && !shown.contains(['\x1b', '\x07']), "{shown:?}");
 }
 
 // ---- finding and loading the model
@@ -520,6 +545,22 @@ fn extreme_sampling_flags_run() {
     let greedy = micro_answer(&["20", "--temp", "0"])["text"].clone();
     assert_eq!(micro_answer(&["20", "--temp", "1", "--top-k", "1"])["text"], greedy);
     assert_ne!(micro_answer(&["20", "--temp", "0", "--repeat-penalty", "5"])["text"], greedy);
+}
+
+#[test]
+fn penalties_look_at_the_prompt_from_the_first_token_on_and_only_as_far_back_as_asked() {
+    // A negative penalty favours: the answer's first token must then be one of the prompt's.
+    let args = ["1", "--temp", "0", "--presence-penalty", "-1000"];
+    let prompt = json(&run(&["run", "-m", &micro("F32"), "--raw", "-p", "the rain in", "--dump-prompt"]));
+    let pieces: Vec<String> =
+        prompt["pieces"].as_array().unwrap().iter().map(|x| x.as_str().unwrap().to_string()).collect();
+    let first = |more: &[&str]| micro_answer(&[&args[..], more].concat())["text"].as_str().unwrap().to_string();
+    let favoured = first(&[]);
+    assert!(pieces.iter().any(|piece| piece.replace('▁', " ") == favoured), "{favoured:?} in {pieces:?}");
+    let unaware = micro_answer(&["1", "--temp", "0"])["text"].as_str().unwrap().to_string();
+    assert_eq!(first(&["--repeat-last-n", "0"]), unaware);
+    assert_ne!(favoured, unaware);
+    assert_eq!(first(&["--repeat-last-n", "1"]), pieces.last().unwrap().replace('▁', " "));
 }
 
 #[test]
