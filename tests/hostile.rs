@@ -36,7 +36,7 @@ fn inspect(path: &Path) -> Output {
         .output()
         .expect("sh runs");
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(2), "{} took {took:?}", path.display());
+    assert!(took < Duration::from_secs(5), "{} took {took:?}", path.display());
     output
 }
 
@@ -172,7 +172,7 @@ fn g06_the_real_vocabulary_loads_fast() {
         start.elapsed()
     });
     let best = took.min().unwrap();
-    assert!(best < Duration::from_millis(100), "{best:?} for opening and walking 49152 tokens");
+    assert!(best < Duration::from_millis(300), "{best:?} for opening and walking 49152 tokens");
 }
 
 #[test]
