@@ -316,14 +316,29 @@ fn a_trained_context_beyond_the_memory_is_lowered_to_what_fits_and_said() {
     let mut bytes = fs::read(micro("F32")).unwrap();
     patch_u32(&mut bytes, "llama.context_length", 1 << 30);
     fs::write(&path, bytes).unwrap();
-    let script = format!(
-        "ulimit -v 4000000; exec '{}' run -v -m '{}' --raw -p a -n 2 --no-stdin",
-        env!("CARGO_BIN_EXE_sayfa"),
-        path.display()
-    );
-    let output = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output().unwrap();
+    let output =
+        run_within(4_000_000, &["run", "-v", "-m", &path.display().to_string(), "--raw", "-p", "a", "-n", "2"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("what fits") && stderr(&output).contains("1073741824"), "{}", stderr(&output));
+}
+
+#[cfg(unix)]
+#[test]
+fn force_insists_on_a_context_that_does_not_seem_to_fit() {
+    let model = micro("F32");
+    // 2.3 GB of KV cache where 3.1 GB of addresses are left for everything.
+    let args = ["run", "-t", "1", "-m", &model, "--raw", "-p", "a", "-n", "2", "-c", "4500000"];
+    assert_refused(&run_within(3_000_000, &args), 1, &["-c 4500000", "address space", "--force"]);
+    let forced = run_within(3_000_000, &[&args[..], &["--force"]].concat());
+    assert!(forced.status.success(), "{}", stderr(&forced));
+}
+
+/// Runs the program with at most so many KiB of address space.
+#[cfg(unix)]
+fn run_within(kib: u64, args: &[&str]) -> Output {
+    let script = format!("ulimit -v {kib}; exec \"$0\" \"$@\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_sayfa")]).args(args).stdin(Stdio::null()).output().unwrap()
 }
 
 /// Overwrites the value of a u32 key in the bytes of a GGUF file.

@@ -156,10 +156,13 @@ fn measure(
     for _ in 0..args.repetitions {
         // New ids each time, so that no cache can answer for the computation.
         let test_ids: Vec<TokenId> = ids.by_ref().take(test.tokens).collect();
-        loaded.engine.truncate(sequence, test.depth);
-        if !depth_ids.is_empty() && loaded.engine.tokens(sequence).len() < test.depth {
+        if loaded.engine.tokens(sequence).len() < test.depth {
             prefill(loaded, sequence, &depth_ids, interrupts)?;
+            if interrupts.pending() {
+                return Ok(None);
+            }
         }
+        loaded.engine.truncate(sequence, test.depth);
         let start = Instant::now();
         match test.kind {
             Kind::Prefill => prefill(loaded, sequence, &[&depth_ids[..], &test_ids].concat(), interrupts)?,
