@@ -56,6 +56,11 @@ impl Matrix {
     pub fn bytes(&self) -> u64 {
         self.data.len() as u64
     }
+
+    #[cfg(test)]
+    pub fn in_memory(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> Matrix {
+        Matrix { dtype, rows, cols, data: Bytes::in_memory(bytes) }
+    }
 }
 
 /// y = W x + b

@@ -155,7 +155,7 @@ fn show_info(session: &Session, terminal: &Terminal) {
     let config = &loaded.config;
     terminal.talk(&format!("model    {}", loaded.texts.path.display()));
     terminal.talk(&format!("weights  {} read for each token", mib(loaded.weights_bytes)));
-    terminal.talk(&format!("layers   {} of {}, vocabulary {}", config.n_layers, config.dim, config.vocab));
+    terminal.talk(&format!("layers   {} of width {}; vocabulary of {}", config.n_layers, config.dim, config.vocab));
     terminal.talk(&format!(
         "context  {} of {} tokens in use, {} bytes each",
         session.context_used(),
