@@ -82,10 +82,10 @@ fn dump(args: &[&str], stdin: &[u8]) -> Value {
 #[test]
 fn standard_output_holds_the_answer_and_one_newline_whatever_is_asked_of_standard_error() {
     let model = real_model();
-    let args = ["run", "-m", &model, "-p", "What is the capital of France?", "--temp", "0", "-n", "12", "-c", "128"];
+    let args = ["run", "-m", &model, "-p", "What is 2+2?", "--temp", "0", "-n", "12", "-c", "128"];
     let plain = run(&args);
     assert!(plain.status.success() && stderr(&plain).is_empty(), "{}", stderr(&plain));
-    assert!(stdout(&plain).contains("Paris") && !stdout(&plain).contains("<|im_"), "{}", stdout(&plain));
+    assert!(stdout(&plain).contains("is 4") && !stdout(&plain).contains("<|im_"), "{}", stdout(&plain));
     for flag in ["--quiet", "--verbose", "--stats"] {
         let other = run(&[&args[..], &[flag]].concat());
         assert_eq!(stdout(&other), stdout(&plain), "{flag}");
@@ -229,8 +229,8 @@ fn on_a_terminal(args: &[&str]) -> String {
 #[test]
 fn a_prompt_by_flag_answers_once_and_leaves_also_on_a_terminal() {
     let model = real_model();
-    let shown = on_a_terminal(&["-m", &model, "-p", "What is the capital of France?", "--temp", "0", "-n", "12"]);
-    assert!(shown.contains("Paris"), "{shown}");
+    let shown = on_a_terminal(&["-m", &model, "-p", "What is 2+2?", "--temp", "0", "-n", "12"]);
+    assert!(shown.contains("is 4"), "{shown}");
     // Colours end in an m.
     let colour = |code: &str| code.trim_start_matches(['[', ';', '0', '1', '2', '3', '4', '5', '9']).starts_with('m');
     assert!(!shown.split('\x1b').skip(1).any(colour), "{shown:?}");
