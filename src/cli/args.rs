@@ -1,6 +1,8 @@
 //! Flags that several commands share, under llama.cpp's names and with its defaults. Ranges are checked here, so that
 //! an error names the flag and exits with 2.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
 use crate::backend::cpu::Simd;
@@ -15,7 +17,7 @@ pub struct ModelArgs {
     /// GGUF file, or a name looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models
     /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of these folders]
     #[arg(short, long, value_name = "MODEL")]
-    pub model: Option<String>,
+    pub model: Option<PathBuf>,
 
     /// Threads; 0: one for each physical core
     #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=4096), allow_negative_numbers = true)]

@@ -81,9 +81,9 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     if needed > loaded.engine.context_tokens() {
         bail!("the tests need {needed} tokens of context, -c gives {}", loaded.engine.context_tokens());
     }
-    let read_bytes_per_second = machine::read_bandwidth(loaded.threads);
+    let read_bytes_per_second = machine::read_bandwidth(loaded.engine.info().threads);
     let interrupts = Interrupts::catch();
-    let (name, threads) = (loaded.name.clone(), loaded.threads);
+    let (name, threads) = (loaded.name.clone(), loaded.engine.info().threads);
     let kv_type = kv_type_name(model.kv_types());
     if !args.json {
         let gigabytes = read_bytes_per_second / 1e9;

@@ -1,6 +1,7 @@
 //! `sayfa inspect`: what a GGUF file holds. Reads the header only, and also files that sayfa cannot run.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
@@ -21,7 +22,7 @@ const FIRST_ELEMENTS: usize = 8;
 pub struct InspectArgs {
     /// GGUF file or name, as for the other commands
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
-    model: Option<String>,
+    model: Option<PathBuf>,
 
     /// Print one JSON object {metadata, tensors, kv_bytes_per_token}
     #[arg(long, help_heading = "Output")]

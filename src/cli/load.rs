@@ -10,10 +10,10 @@ use anyhow::{Context, bail};
 use super::args::ModelArgs;
 use super::machine::{self, mib};
 use super::terminal::Terminal;
-use crate::backend::cpu;
+use crate::backend::{Info, cpu};
 use crate::engine::{self, Engine};
 use crate::gguf::Gguf;
-use crate::kv::layout::KvType;
+use crate::kv::layout::BLOCK_TOKENS;
 use crate::model::{Config, Model};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -28,9 +28,9 @@ pub struct Loaded {
     pub name: String,
     pub texts: Texts,
     pub config: Config,
+    /// Read for each decoded token.
     pub weights_bytes: u64,
     pub kv_bytes_per_token: u64,
-    pub threads: usize,
     pub engine: Engine,
     pub load_seconds: f64,
 }
@@ -51,7 +51,7 @@ impl Texts {
     }
 
     /// Without the weights.
-    pub fn open(model: Option<&str>) -> anyhow::Result<Texts> {
+    pub fn open(model: Option<&Path>) -> anyhow::Result<Texts> {
         let path = find_model(model)?;
         let gguf = Gguf::open(&path)?;
         Texts::new(path, &gguf)
@@ -63,47 +63,49 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let start = Instant::now();
     let path = find_model(args.model.as_deref())?;
     let gguf = Gguf::open(&path)?;
-    let model = Model::from_gguf(&gguf, &args.rope_overrides())?;
-    let (config, weights_bytes) = (model.config.clone(), model.weights_bytes());
+    let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
     let (kv_type_k, kv_type_v) = args.kv_types();
-    let kv_bytes_per_token = kv_bytes_per_token(&config, kv_type_k, kv_type_v);
+    let simd = args.simd.map(cpu::Simd::from);
+    let options = cpu::Options { threads: args.threads, simd, kv_type_k, kv_type_v, batch_tokens: args.batch_size };
+    let backend = cpu::open(model.clone(), &options)?;
     // Before the long work: a context that does not fit is refused at once.
-    let context_tokens = choose_context(args, &config, kv_bytes_per_token, machine::available_memory(), terminal)?;
+    let context_tokens = choose_context(args, &model.config, backend.info(), machine::available_memory(), terminal)?;
     // The vocabulary needs a core for a while, the weights the disk: both at once.
     let texts = std::thread::scope(|scope| {
         let texts = scope.spawn(|| Texts::new(path, &gguf));
         read_ahead(&gguf, terminal);
         texts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
-    if texts.tokenizer.vocab() > config.vocab {
+    if texts.tokenizer.vocab() > model.config.vocab {
         bail!(
             "{}: the vocabulary has {} tokens, but token_embd.weight has {} rows: the file is damaged",
             texts.path.display(),
             texts.tokenizer.vocab(),
-            config.vocab
+            model.config.vocab
         );
     }
     warn(&gguf, &model, &texts, args, terminal);
-    let threads = if args.threads == 0 { available_threads() } else { args.threads };
-    let simd = args.simd.map(cpu::Simd::from);
-    let options = cpu::Options { threads, simd, kv_type_k, kv_type_v, batch_tokens: args.batch_size };
-    let backend = cpu::open(Arc::new(model), &options)?;
-    let engine = Engine::new(backend, engine::Options { context_tokens, batch_tokens: args.batch_size })?;
+    let engine = Engine::new(backend, &engine::Options { context_tokens, sequences: 1 })?;
     let name = texts.path.file_name().unwrap_or(texts.path.as_os_str()).to_string_lossy().into_owned();
-    let load_seconds = start.elapsed().as_secs_f64();
-    Ok(Loaded { name, texts, config, weights_bytes, kv_bytes_per_token, threads, engine, load_seconds })
+    Ok(Loaded {
+        name,
+        texts,
+        config: model.config.clone(),
+        weights_bytes: engine.info().weight_bytes_per_token,
+        kv_bytes_per_token: engine.info().kv_bytes_per_token,
+        engine,
+        load_seconds: start.elapsed().as_secs_f64(),
+    })
 }
 
 /// The file of `-m`, of $SAYFA_MODEL, or the default model.
-pub fn find_model(wanted: Option<&str>) -> anyhow::Result<PathBuf> {
-    let from_environment = env::var("SAYFA_MODEL").ok().filter(|name| !name.is_empty());
+pub fn find_model(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
     let folders = model_folders();
+    let from_environment = env::var_os("SAYFA_MODEL").filter(|name| !name.is_empty()).map(PathBuf::from);
     match (wanted, from_environment) {
-        (Some(name), _) => look_up(name, &folders).with_context(|| not_found(&format!("-m {name}"), &folders)),
-        (None, Some(name)) => {
-            look_up(&name, &folders).with_context(|| not_found(&format!("$SAYFA_MODEL = {name}"), &folders))
-        }
-        (None, None) => look_up(DEFAULT_MODEL, &folders).with_context(|| {
+        (Some(name), _) => look_up(name, &folders).with_context(|| not_found("-m", name, &folders)),
+        (None, Some(name)) => look_up(&name, &folders).with_context(|| not_found("$SAYFA_MODEL", &name, &folders)),
+        (None, None) => look_up(Path::new(DEFAULT_MODEL), &folders).with_context(|| {
             format!(
                 "no model: give one with -m FILE, or get the default one ({DEFAULT_MODEL}) with scripts/get_model.sh"
             )
@@ -119,19 +121,22 @@ fn model_folders() -> Vec<PathBuf> {
 
 /// A path as it stands, else a name in one of the folders, with or without `.gguf`. A path that cannot be read is the
 /// loader's to explain.
-fn look_up(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
-    let path = Path::new(name);
-    if path.symlink_metadata().is_ok() {
-        return Some(path.to_path_buf());
+fn look_up(name: &Path, folders: &[PathBuf]) -> Option<PathBuf> {
+    if name.symlink_metadata().is_ok() {
+        return Some(name.to_path_buf());
     }
-    let candidates = folders.iter().flat_map(|folder| [folder.join(name), folder.join(format!("{name}.gguf"))]);
-    candidates.into_iter().find(|path| path.exists())
+    let mut with_ending = name.as_os_str().to_os_string();
+    with_ending.push(".gguf");
+    let mut candidates = folders.iter().flat_map(|folder| [folder.join(name), folder.join(&with_ending)]);
+    candidates.find(|path| path.exists())
 }
 
-fn not_found(what: &str, folders: &[PathBuf]) -> String {
+fn not_found(flag: &str, name: &Path, folders: &[PathBuf]) -> String {
     let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     format!(
-        "{what}: no such file, and no such name in {} (scripts/get_model.sh gets the default model)",
+        "{flag} {}: no such file, and no such name in {} ($SAYFA_MODELS names another folder, scripts/get_model.sh gets \
+         the default model)",
+        name.display(),
         folders.join(", ")
     )
 }
@@ -190,20 +195,16 @@ pub fn shortened(names: &[String]) -> String {
     if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
 }
 
-fn kv_bytes_per_token(config: &Config, kv_type_k: KvType, kv_type_v: KvType) -> u64 {
-    let row_bytes = kv_type_k.row_bytes(config.head_dim) + kv_type_v.row_bytes(config.head_dim);
-    (config.n_layers * config.n_kv_heads * row_bytes) as u64
-}
-
 /// Tokens of context: what -c says if it fits, else the smaller of the trained context and what fits.
 fn choose_context(
     args: &ModelArgs,
     config: &Config,
-    kv_bytes_per_token: u64,
+    info: &Info,
     memory: Option<machine::Memory>,
     terminal: &Terminal,
 ) -> anyhow::Result<usize> {
     let trained = config.context_tokens;
+    let kv_bytes_per_token = info.block_stride_bytes / BLOCK_TOKENS as u64;
     // A batch's activations in every width of a layer, the logits, and air for the rest of the program.
     let step_bytes = (args.batch_size.min(trained) * config.dim * 64 + config.vocab * 8) as u64 + (32 << 20);
     let fits = memory.map_or(usize::MAX, |memory| {
@@ -238,8 +239,4 @@ fn choose_context(
             Ok(context_tokens)
         }
     }
-}
-
-fn available_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }

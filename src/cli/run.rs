@@ -65,10 +65,10 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let mut loaded = load::load(&args.model, terminal)?;
     let prompt = build_prompt(args, &text, &loaded.texts, terminal)?;
     let (asked, context_tokens) = (prompt.ids.len(), loaded.engine.context_tokens());
-    if asked > context_tokens {
+    if asked >= context_tokens {
         bail!(
-            "the prompt has {asked} tokens, but the context only {context_tokens}: shorten it, or raise -c \
-             (the model was trained for {})",
+            "the prompt has {asked} tokens, which leaves no room for an answer in a context of {context_tokens}: \
+             shorten it, or raise -c (the model was trained for {})",
             loaded.config.context_tokens
         );
     }
@@ -125,7 +125,7 @@ fn answer(
     let stops = args.generation.stops();
     let request = Request { prompt: &prompt.ids, max_tokens: args.generation.max_tokens(), stop: &stops };
     let mut progress = Some(terminal.progress_tokens("reading the prompt", prompt.ids.len()));
-    let mut written = Ok(());
+    let (mut written, mut shown) = (Ok(()), false);
     let mut on_event = |event: Event| {
         match event {
             Event::Prefill { done, .. } => {
@@ -133,7 +133,8 @@ fn answer(
             }
             Event::Text(text) => {
                 progress = None;
-                if !args.json {
+                if !args.json && !text.is_empty() {
+                    shown = true;
                     written = terminal.write_text(text);
                 }
             }
@@ -145,6 +146,9 @@ fn answer(
     let completion = generation::generate(&mut loaded.engine, sequence, tokenizer, sampler, &request, &mut on_event);
     loaded.engine.free_sequence(sequence);
     written?;
+    if completion.is_err() && shown {
+        terminal.write_text("\n")?;
+    }
     completion
 }
 
@@ -154,38 +158,29 @@ fn to_json(completion: &Completion, seed: u64) -> serde_json::Value {
         FinishReason::Length => "length",
         FinishReason::Interrupted => "interrupted",
     };
-    let (prefill, decode) = rates(completion);
     json!({
         "text": completion.text,
         "finish_reason": finish_reason,
         "prompt_tokens": completion.prompt_tokens,
         "cached_tokens": completion.cached_tokens,
         "completion_tokens": completion.ids.len(),
-        "prefill_tokens_per_second": prefill,
-        "decode_tokens_per_second": decode,
+        "prefill_tokens_per_second": completion.prefill_tokens_per_second(),
+        "decode_tokens_per_second": completion.decode_tokens_per_second(),
         "seed": seed,
     })
 }
 
-/// (prefill, decode) in tokens per second; `None` for what took no time.
-fn rates(completion: &Completion) -> (Option<f64>, Option<f64>) {
-    let rate = |tokens: usize, seconds: f64| (seconds > 0.0).then(|| tokens as f64 / seconds);
-    let prefill = rate(completion.prompt_tokens.saturating_sub(completion.cached_tokens), completion.prefill_seconds);
-    (prefill, rate(completion.ids.len(), completion.decode_seconds))
-}
-
 fn stats(loaded: &Loaded, completion: &Completion, seed: u64) -> String {
-    let (prefill, decode) = rates(completion);
-    let speed = |rate: Option<f64>| rate.map_or_else(String::new, |rate| format!(" ({rate:.1} tokens/s)"));
     format!(
-        "load {:.2} s; prompt {} tokens ({} cached) in {:.2} s{}; answer {} tokens in {:.2} s{}; seed {seed}",
+        "load {:.2} s; prompt {} tokens ({} cached) in {:.2} s, {:.1} tokens/s; answer {} tokens in {:.2} s, {:.1} tokens/s; \
+         seed {seed}",
         loaded.load_seconds,
         completion.prompt_tokens,
         completion.cached_tokens,
         completion.prefill_seconds,
-        speed(prefill),
+        completion.prefill_tokens_per_second(),
         completion.ids.len(),
         completion.decode_seconds,
-        speed(decode),
+        completion.decode_tokens_per_second(),
     )
 }

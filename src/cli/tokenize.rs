@@ -1,5 +1,7 @@
 //! `sayfa tokenize`: the token ids of a text. Works on files that hold only a vocabulary.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use serde_json::json;
 
@@ -15,7 +17,7 @@ use crate::tokenizer::{Special, Tokenizer};
 pub struct TokenizeArgs {
     /// GGUF file or name, as for the other commands; a vocabulary is enough
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
-    model: Option<String>,
+    model: Option<PathBuf>,
 
     #[command(flatten)]
     input: InputArgs,

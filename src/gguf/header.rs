@@ -72,6 +72,13 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
+const PLAIN_TEXT: &str = "plain text (UTF-8 without control characters)";
+
+/// Names go to terminals and into messages of one line.
+fn plain_text(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok().filter(|text| !text.contains(char::is_control))
+}
+
 /// What a tensor's entry says of it, before its place is checked.
 struct Claim<'a> {
     name: &'a str,
@@ -147,8 +154,8 @@ fn entries(reader: &mut Reader, count: u64) -> Result<Vec<Entry>, Error> {
         if key.is_empty() {
             return Err(reader.error(key_at, format_args!("metadata key {} of {count} has an empty name", index + 1)));
         }
-        let Ok(key) = std::str::from_utf8(key) else {
-            return Err(reader.error(key_at, format_args!("metadata key {} is not valid UTF-8", Shown(key))));
+        let Some(key) = plain_text(key) else {
+            return Err(reader.error(key_at, format_args!("metadata key {} is not {PLAIN_TEXT}", Shown(key))));
         };
         if let Some(first) = seen.insert(key, key_at) {
             return Err(reader.error(
@@ -195,7 +202,7 @@ fn array(reader: &mut Reader, key: &str) -> Result<Stored, Error> {
     match (element_type, value::scalar_bytes(element_type)) {
         (_, Some(size)) => {
             // Past u64 it is past the file too: the largest number gives the right error.
-            let total = count.checked_mul(size as u64).unwrap_or(u64::MAX);
+            let total = count.saturating_mul(size as u64);
             let bytes = reader.take(total, format_args!("array {shown} of {count} elements"))?;
             bools_are_bools(reader, element_type, bytes, key)?;
         }
@@ -282,8 +289,8 @@ fn claim<'a>(reader: &mut Reader<'a>, index: u64, count: u64, alignment: u64) ->
             ),
         ));
     }
-    let Ok(name) = std::str::from_utf8(bytes) else {
-        return Err(reader.error(at, format_args!("tensor name {shown} is not valid UTF-8")));
+    let Some(name) = plain_text(bytes) else {
+        return Err(reader.error(at, format_args!("tensor name {shown} is not {PLAIN_TEXT}")));
     };
     let n_dims = reader.u32(format_args!("the number of dims of tensor {shown}"))?;
     if !(1..=MAX_DIMS).contains(&n_dims) {

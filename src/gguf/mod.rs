@@ -105,6 +105,14 @@ pub struct Bytes {
 }
 
 impl Bytes {
+    /// A copy in anonymous memory.
+    #[cfg(test)]
+    pub fn in_memory(bytes: &[u8]) -> Bytes {
+        let mut map = memmap2::MmapMut::map_anon(bytes.len()).expect("a small map");
+        map.copy_from_slice(bytes);
+        Bytes { map: Arc::new(map.make_read_only().expect("our own map")), start: 0, len: bytes.len() }
+    }
+
     /// A part of this range, still sharing the map.
     pub fn slice(&self, range: std::ops::Range<usize>) -> Bytes {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);

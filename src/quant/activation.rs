@@ -39,15 +39,14 @@ impl QuantRow {
             for (q, x) in q.iter_mut().zip(x) {
                 *q = round_to_level(x * inv);
             }
-            self.finish_group(g, scale);
+            let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
+            let halves = [sum(&q[..16]), sum(&q[16..])];
+            self.set_sums(g, scale, halves);
         }
     }
 
-    /// Sums of group `g` once its values stand in `q`.
-    pub fn finish_group(&mut self, g: usize, scale: f32) {
-        let q = &self.q[g * GROUP..(g + 1) * GROUP];
-        let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
-        let halves = [sum(&q[..16]), sum(&q[16..])];
+    /// Scale and sums of group `g`, whose halves of `q` sum to `halves`.
+    pub fn set_sums(&mut self, g: usize, scale: f32, halves: [i32; 2]) {
         self.x_scale[g] = scale;
         self.half_sums[g] = halves;
         self.x_sum[g] = (halves[0] + halves[1]) as f32 * scale;

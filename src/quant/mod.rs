@@ -10,6 +10,9 @@ mod legacy;
 
 use half::{bf16, f16};
 
+pub use iq::{IQ4_VALUES, MXFP4_VALUES, e8m0_half, scale_iq4xs};
+pub use k::{scale_min, scale_q3};
+
 /// Elements per group: the unit in which activations are quantized and integer dot products are summed.
 pub const GROUP: usize = 32;
 

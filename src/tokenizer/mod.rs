@@ -169,3 +169,6 @@ impl Tokenizer {
         text
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -145,7 +145,7 @@ fn regular(pattern: &str) -> (String, Option<Tail>) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeSet, HashMap};
     use std::sync::LazyLock;
 
     use proptest::prelude::*;
@@ -187,6 +187,22 @@ mod tests {
             .collect();
         // Its lookaheads stand behind repetitions of a fixed length.
         assert_eq!(lookaround, ["LLAMA_VOCAB_PRE_TYPE_JAIS2"]);
+    }
+
+    #[test]
+    fn no_rule_is_slow_on_long_runs() {
+        let runs = ["a", "A", "^", "7", "字", "\u{301}", "\n", " \n", "a ", "'", "é/"].map(|part| part.repeat(200_000));
+        let spaces = [" ".repeat(200_000), format!("{}x", " ".repeat(200_000))];
+        for kind in rules().names.into_iter().map(|(name, kind)| (kind, name)).collect::<HashMap<_, _>>() {
+            let Ok(pre_tokenizer) = PreTokenizer::named(&kind.1) else { continue };
+            for text in runs.iter().chain(&spaces) {
+                let start = std::time::Instant::now();
+                let pieces = pre_tokenizer.split(text);
+                assert_eq!(pieces.iter().map(|piece| piece.len()).sum::<usize>(), text.len());
+                let seconds = start.elapsed().as_secs_f64();
+                assert!(seconds < 2.0, "{kind:?}: {seconds:.1} s for {:?}...", text.chars().next());
+            }
+        }
     }
 
     /// Every pattern as the table has it and as it is used.

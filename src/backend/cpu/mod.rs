@@ -1,20 +1,36 @@
-//! The decoder on the CPU.
+//! The CPU backend: mapped weights, pages in host memory, a crew of threads, one table of kernels.
+
+mod attention;
+mod decoder;
+mod matmul;
+mod ops;
+mod pages;
+mod simd;
+mod threads;
 
 use std::sync::Arc;
 
-use crate::kv::layout::KvType;
+use anyhow::Result;
+
+use super::{Backend, Batch, Info};
+use crate::kv::layout::{BLOCK_TOKENS, BlockId, KvType, Layout};
 use crate::model::Model;
+use decoder::{Buffers, Pass};
+use pages::Pages;
+use simd::Kernels;
+use threads::Team;
 
-/// Which SIMD table to use (`--simd`); `None` in `Options`: the best this CPU has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Simd {
-    Scalar,
-    Avx2,
-}
+pub use simd::Simd;
+pub use threads::default_threads;
 
+/// Tokens of a batch that may ask for logits: bounds that buffer to 32 rows of the vocabulary.
+const BATCH_LOGITS: usize = 32;
+
+#[derive(Clone, Debug)]
 pub struct Options {
-    /// 0: physical cores within the affinity mask and cgroup quota.
+    /// 0: `default_threads()`.
     pub threads: usize,
+    /// `None`: the best table this CPU runs.
     pub simd: Option<Simd>,
     pub kv_type_k: KvType,
     pub kv_type_v: KvType,
@@ -23,6 +39,57 @@ pub struct Options {
 }
 
 /// Builds the CPU backend.
-pub fn open(_model: Arc<Model>, _options: &Options) -> anyhow::Result<Box<dyn super::Backend>> {
-    unimplemented!()
+pub fn open(model: Arc<Model>, options: &Options) -> Result<Box<dyn Backend>> {
+    let kernels = simd::choose(options.simd)?;
+    let threads = if options.threads == 0 { default_threads() } else { options.threads };
+    let team = Team::new(threads)?;
+    let config = &model.config;
+    let layout = Layout::new(&config.kv_heads(), config.head_dim, options.kv_type_k, options.kv_type_v);
+    let info = Info {
+        device: format!("CPU, {threads} threads, {}", kernels.name),
+        threads,
+        vocab: config.vocab,
+        trained_tokens: config.context_tokens,
+        weight_bytes_per_token: model.bytes_per_token(),
+        kv_bytes_per_token: (layout.block_bytes() / BLOCK_TOKENS) as u64,
+        block_stride_bytes: layout.block_stride() as u64,
+        batch_tokens: options.batch_tokens,
+        batch_logits: BATCH_LOGITS.min(options.batch_tokens),
+    };
+    let buffers = Buffers::new(&model, threads, info.batch_tokens, info.batch_logits);
+    let pages = Pages::new(layout, 0)?;
+    Ok(Box::new(Cpu { model, kernels, team, pages, buffers, info }))
+}
+
+struct Cpu {
+    model: Arc<Model>,
+    kernels: &'static Kernels,
+    team: Team,
+    pages: Pages,
+    buffers: Buffers,
+    info: Info,
+}
+
+impl Backend for Cpu {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn reserve(&mut self, n_blocks: usize) -> Result<()> {
+        self.pages = Pages::new(self.pages.layout().clone(), n_blocks)?;
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<&[f32]> {
+        let (n, wanted) = (batch.tokens.len(), batch.wanted.len());
+        assert!(n > 0 && n <= self.info.batch_tokens, "a batch of {n} tokens");
+        assert!(wanted <= self.info.batch_logits, "{wanted} logits in a batch");
+        let Cpu { model, kernels, team, pages, buffers, .. } = self;
+        team.run(|crew| Pass { model, kernels, crew, batch }.forward(pages, buffers));
+        Ok(self.buffers.logits(wanted, self.info.vocab))
+    }
+
+    fn release_blocks(&mut self, blocks: &[BlockId]) {
+        self.pages.release(blocks);
+    }
 }

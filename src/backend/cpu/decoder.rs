@@ -1,0 +1,280 @@
+//! The decoder: read this to learn the model. One function a stage, in the order of the data.
+
+use super::attention::{Attention, LayerShape, Queries};
+use super::matmul::{Input, matmul};
+use super::ops::{add, add_scaled, rms_norm, rope};
+use super::pages::{Pages, Slot, Slots};
+use super::simd::{Kernels, exp};
+use super::threads::Crew;
+use crate::backend::Batch;
+use crate::kv::layout::BLOCK_TOKENS;
+use crate::model::{Expert, FeedForward, Layer, Linear, Model};
+
+/// Least sum by which expert weights are divided: the smallest normal f16, as in llama.cpp.
+const MIN_EXPERT_SUM: f32 = 6.103_515_6e-5;
+
+/// All activations of a batch, allocated once for the largest one (n: tokens of the batch).
+pub struct Buffers {
+    /// (n, dim): the residual stream
+    x: Vec<f32>,
+    /// The normed or activated rows that matrices read, and their int8 form.
+    input: Input,
+    /// (n, q_dim + 2 * kv_dim)
+    qkv: Vec<f32>,
+    /// (n, head_dim / 2)
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    /// (n, q_dim)
+    attn: Vec<f32>,
+    attention: Attention,
+    /// (n, 2 * hidden_dim)
+    gate_up: Vec<f32>,
+    /// (n, dim): what a block adds to the residual stream
+    y: Vec<f32>,
+    experts: Option<ExpertBuffers>,
+    /// (n_logits, vocab)
+    logits: Vec<f32>,
+}
+
+struct ExpertBuffers {
+    /// (n, n_experts)
+    router: Vec<f32>,
+    input: Input,
+    /// (n, dim)
+    y: Vec<f32>,
+}
+
+impl Buffers {
+    pub fn new(model: &Model, threads: usize, batch_tokens: usize, batch_logits: usize) -> Buffers {
+        let (config, n) = (&model.config, batch_tokens);
+        let widest = |size: fn(&crate::model::LayerShape) -> usize| config.layers.iter().map(size).max().unwrap_or(0);
+        let q_dim = widest(|l| l.n_heads) * config.head_dim;
+        let kv_dim = widest(|l| l.n_kv_heads) * config.head_dim;
+        let hidden_dim = widest(|l| l.hidden_dim);
+        let group = widest(|l| l.n_heads / l.n_kv_heads);
+        let experts = config.experts.map(|experts| ExpertBuffers {
+            router: vec![0.0; n * experts.count],
+            input: Input::new(n, config.dim.max(hidden_dim)),
+            y: vec![0.0; n * config.dim],
+        });
+        Buffers {
+            x: vec![0.0; n * config.dim],
+            input: Input::new(n, config.dim.max(q_dim).max(hidden_dim)),
+            qkv: vec![0.0; n * (q_dim + 2 * kv_dim)],
+            cos: vec![0.0; n * config.head_dim / 2],
+            sin: vec![0.0; n * config.head_dim / 2],
+            attn: vec![0.0; n * q_dim],
+            attention: Attention::new(threads, group, config.head_dim),
+            gate_up: vec![0.0; n * 2 * hidden_dim],
+            y: vec![0.0; n * config.dim],
+            experts,
+            logits: vec![0.0; batch_logits * config.vocab],
+        }
+    }
+
+    /// (n_logits, vocab) of the last batch.
+    pub fn logits(&self, n: usize, vocab: usize) -> &[f32] {
+        &self.logits[..n * vocab]
+    }
+}
+
+/// What stays the same through one forward pass.
+pub struct Pass<'a> {
+    pub model: &'a Model,
+    pub kernels: &'a Kernels,
+    pub crew: &'a Crew<'a>,
+    pub batch: &'a Batch,
+}
+
+impl Pass<'_> {
+    /// Tokens in, logits of the wanted ones out; K and V of all of them in the pages.
+    pub fn forward(&self, pages: &mut Pages, b: &mut Buffers) {
+        let slots = self.slots();
+        self.embed(b);
+        self.angles(b);
+        for (n, layer) in self.model.layers.iter().enumerate() {
+            self.attention(n, layer, &slots, pages, b);
+            match &layer.ffn {
+                FeedForward::Dense(ffn) => self.dense(&layer.ffn_norm, ffn, b),
+                FeedForward::Experts { router, experts, used } => {
+                    self.experts(&layer.ffn_norm, router, experts, *used, b);
+                }
+            }
+            self.add_to_residual(b);
+        }
+        self.head(b);
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.batch.tokens.len()
+    }
+
+    /// Where each token of the batch is kept.
+    fn slots(&self) -> Slots {
+        let rows = self.batch.rows.iter();
+        let slots = rows.flat_map(|row| {
+            row.tokens.clone().zip(row.cached_tokens..).map(|(_, position)| Slot {
+                block: row.pages[position / BLOCK_TOKENS],
+                offset: position % BLOCK_TOKENS,
+            })
+        });
+        Slots::new(slots.collect())
+    }
+
+    /// x = rows of the embedding table.
+    fn embed(&self, b: &mut Buffers) {
+        for (x, &token) in b.x.chunks_mut(self.model.config.dim).zip(&self.batch.tokens) {
+            self.model.token_embd.dequantize_row(token as usize, x);
+        }
+    }
+
+    /// Cosines and sines of every token's position.
+    fn angles(&self, b: &mut Buffers) {
+        let pairs = self.model.config.head_dim / 2;
+        for row in &self.batch.rows {
+            for (token, position) in row.tokens.clone().zip(row.cached_tokens as u32..) {
+                let at = token * pairs..(token + 1) * pairs;
+                self.model.config.rope.angles(position, &mut b.cos[at.clone()], &mut b.sin[at]);
+            }
+        }
+    }
+
+    /// y = W_o attention(rope(W_q h), cached K, cached V) with h = norm(x); x += y.
+    fn attention(&self, n: usize, layer: &Layer, slots: &Slots, pages: &mut Pages, b: &mut Buffers) {
+        let (tokens, config) = (self.n_tokens(), &self.model.config);
+        let shape = config.layers[n];
+        let head_dim = config.head_dim;
+        let (q_dim, kv_dim) = (shape.n_heads * head_dim, shape.n_kv_heads * head_dim);
+        let qkv_len = q_dim + 2 * kv_dim;
+
+        let qkv = [&layer.attn_q, &layer.attn_k, &layer.attn_v];
+        self.norm(&layer.attn_norm, &qkv, &b.x, &mut b.input);
+        matmul(self.crew, self.kernels, &qkv, &b.input, tokens, &mut b.qkv);
+
+        let (cos, sin, pairs) = (&b.cos, &b.sin, head_dim / 2);
+        let rows = &mut b.qkv[..tokens * qkv_len];
+        self.crew.split_rows((rows, qkv_len), (&mut vec![(); tokens], 1), |_, range, rows, _| {
+            for (token, row) in range.zip(rows.chunks_mut(qkv_len)) {
+                let at = token * pairs..(token + 1) * pairs;
+                rope(&mut row[..q_dim + kv_dim], &cos[at.clone()], &sin[at]);
+            }
+        });
+        let (rows, offsets) = ((&b.qkv[..tokens * qkv_len], qkv_len), (q_dim, q_dim + kv_dim));
+        pages.store(self.crew, slots, n, shape.n_kv_heads, rows, offsets, self.kernels.encode);
+
+        let shape = LayerShape { layer: n, n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim };
+        for row in &self.batch.rows {
+            let queries = Queries { rows: &b.qkv[row.tokens.start * qkv_len..], row_len: qkv_len };
+            let out = &mut b.attn[row.tokens.start * q_dim..row.tokens.end * q_dim];
+            b.attention.run(self.crew, self.kernels, pages, shape, row, &queries, out);
+        }
+        let attn = &b.attn;
+        b.input.prepare(self.crew, self.kernels, (tokens, q_dim), &[&layer.attn_output], |token, row| {
+            row.copy_from_slice(&attn[token * q_dim..(token + 1) * q_dim]);
+        });
+        matmul(self.crew, self.kernels, &[&layer.attn_output], &b.input, tokens, &mut b.y);
+        self.add_to_residual(b);
+    }
+
+    /// y = down(silu(gate(h)) * up(h)) with h = norm(x).
+    fn dense(&self, norm: &[f32], ffn: &Expert, b: &mut Buffers) {
+        self.norm(norm, &[&ffn.gate, &ffn.up], &b.x, &mut b.input);
+        self.feed_forward(ffn, self.n_tokens(), &mut b.input, &mut b.gate_up, &mut b.y);
+    }
+
+    /// The three matrices of a feed-forward network on `n` prepared rows; leaves other rows in `input`.
+    fn feed_forward(&self, ffn: &Expert, n: usize, input: &mut Input, gate_up: &mut [f32], y: &mut [f32]) {
+        let hidden = ffn.gate.weight.rows;
+        matmul(self.crew, self.kernels, &[&ffn.gate, &ffn.up], input, n, gate_up);
+        let gate_up = &*gate_up;
+        input.prepare(self.crew, self.kernels, (n, hidden), &[&ffn.down], |token, row| {
+            let (gate, up) = gate_up[token * 2 * hidden..(token + 1) * 2 * hidden].split_at(hidden);
+            row.copy_from_slice(gate);
+            (self.kernels.silu_mul)(row, up);
+        });
+        matmul(self.crew, self.kernels, &[&ffn.down], input, n, y);
+    }
+
+    /// y = sum over the chosen experts, in ascending id, of weight * expert(h).
+    fn experts(&self, norm: &[f32], router: &Linear, experts: &[Expert], used: usize, b: &mut Buffers) {
+        let (n, dim) = (self.n_tokens(), self.model.config.dim);
+        let scratch = b.experts.as_mut().expect("allocated for models with experts");
+        self.norm(norm, &[router], &b.x, &mut b.input);
+        matmul(self.crew, self.kernels, &[router], &b.input, n, &mut scratch.router);
+        let choices: Vec<_> = scratch.router.chunks_mut(experts.len()).take(n).map(|row| choose(row, used)).collect();
+
+        b.y[..n * dim].fill(0.0);
+        for (e, expert) in experts.iter().enumerate() {
+            let weight_of = |token: usize| choices[token].iter().find(|choice| choice.0 == e).map(|choice| choice.1);
+            let tokens: Vec<(usize, f32)> = (0..n).filter_map(|token| Some((token, weight_of(token)?))).collect();
+            if tokens.is_empty() {
+                continue;
+            }
+            let (h, readers) = (&b.input.x, [&expert.gate, &expert.up]);
+            scratch.input.prepare(self.crew, self.kernels, (tokens.len(), dim), &readers, |i, row| {
+                row.copy_from_slice(&h[tokens[i].0 * dim..(tokens[i].0 + 1) * dim]);
+            });
+            self.feed_forward(expert, tokens.len(), &mut scratch.input, &mut b.gate_up, &mut scratch.y);
+            for (&(token, weight), y) in tokens.iter().zip(scratch.y.chunks(dim)) {
+                add_scaled(&mut b.y[token * dim..(token + 1) * dim], weight, y);
+            }
+        }
+    }
+
+    /// logits = W_out norm(x) for the wanted tokens only.
+    fn head(&self, b: &mut Buffers) {
+        let (wanted, config) = (&self.batch.wanted, &self.model.config);
+        if wanted.is_empty() {
+            return;
+        }
+        let (x, dim, output) = (&b.x, config.dim, &self.model.output);
+        b.input.prepare(self.crew, self.kernels, (wanted.len(), dim), &[output], |i, row| {
+            let x = &x[wanted[i] * dim..(wanted[i] + 1) * dim];
+            rms_norm(self.kernels, x, &self.model.output_norm, config.norm_eps, row);
+        });
+        matmul(self.crew, self.kernels, &[output], &b.input, wanted.len(), &mut b.logits);
+    }
+
+    /// input = norm(x), quantized for `readers`.
+    fn norm(&self, weight: &[f32], readers: &[&Linear], x: &[f32], input: &mut Input) {
+        let (dim, eps) = (self.model.config.dim, self.model.config.norm_eps);
+        input.prepare(self.crew, self.kernels, (self.n_tokens(), dim), readers, |token, row| {
+            rms_norm(self.kernels, &x[token * dim..(token + 1) * dim], weight, eps, row);
+        });
+    }
+
+    /// x += y
+    fn add_to_residual(&self, b: &mut Buffers) {
+        let (len, dim) = (self.n_tokens() * self.model.config.dim, self.model.config.dim);
+        self.crew.split_rows((&mut b.x[..len], dim), (&mut b.y[..len], dim), |_, _, x, y| add(x, y));
+    }
+}
+
+/// Softmax over all experts, the `used` likeliest (lower ids win ties), their weights brought to a sum of 1.
+/// (expert, weight) in ascending id.
+fn choose(logits: &mut [f32], used: usize) -> Vec<(usize, f32)> {
+    let max = logits.iter().fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max });
+    logits.iter_mut().for_each(|l| *l = exp(*l - max));
+    let total: f32 = logits.iter().sum();
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    let mut chosen: Vec<(usize, f32)> = order[..used].iter().map(|&e| (e, logits[e] / total)).collect();
+    chosen.sort_by_key(|choice| choice.0);
+    let sum = chosen.iter().map(|choice| choice.1).sum::<f32>().max(MIN_EXPERT_SUM);
+    chosen.iter_mut().for_each(|choice| choice.1 /= sum);
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_are_chosen_by_weight_and_listed_by_id() {
+        let mut logits = [0.0, (3f32).ln(), 0.0, (6f32).ln()];
+        let chosen = choose(&mut logits, 2);
+        assert_eq!(chosen.iter().map(|c| c.0).collect::<Vec<_>>(), [1, 3]);
+        assert!((chosen[0].1 - 1.0 / 3.0).abs() < 1e-6 && (chosen[1].1 - 2.0 / 3.0).abs() < 1e-6);
+        assert_eq!(choose(&mut [1.0, 1.0, 1.0], 1)[0], (0, 1.0));
+    }
+}

@@ -1,0 +1,80 @@
+//! Matrix products of a batch: one region for all matrices that share an input.
+
+use super::simd::Kernels;
+use super::threads::Crew;
+use crate::model::{Linear, Matrix};
+use crate::quant::activation::QuantRow;
+
+/// Columns in whose multiples work is shared out: the widest panel of any table.
+const STEP: usize = 16;
+
+/// The input of matrix products: f32 rows and, when a quantized matrix will read them, their int8 form.
+pub struct Input {
+    /// (tokens, cols) f32
+    pub x: Vec<f32>,
+    quant: Vec<QuantRow>,
+}
+
+impl Input {
+    pub fn new(max_tokens: usize, max_cols: usize) -> Input {
+        Input { x: vec![0.0; max_tokens * max_cols], quant: vec![QuantRow::with_capacity(max_cols); max_tokens] }
+    }
+
+    /// Fills `n` rows of `cols` by `fill(token, row)` and quantizes them for `readers`.
+    pub fn prepare(
+        &mut self,
+        crew: &Crew,
+        kernels: &Kernels,
+        (n, cols): (usize, usize),
+        readers: &[&Linear],
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let quantized = readers.iter().any(|linear| linear.weight.dtype.is_quantized());
+        let (x, quant) = (&mut self.x[..n * cols], &mut self.quant[..n]);
+        crew.split_rows((x, cols), (quant, 1), |_, tokens, x, quant| {
+            for ((token, row), quant) in tokens.zip(x.chunks_mut(cols)).zip(quant) {
+                fill(token, row);
+                if quantized {
+                    (kernels.quantize)(row, quant);
+                }
+            }
+        });
+    }
+}
+
+/// out (n, sum of rows) = [W_0 x + b_0 | W_1 x + b_1 | ...] for the `n` prepared rows of `input`.
+pub fn matmul(crew: &Crew, kernels: &Kernels, matrices: &[&Linear], input: &Input, n: usize, out: &mut [f32]) {
+    let cols: usize = matrices.iter().map(|linear| linear.weight.rows).sum();
+    crew.split_columns(&mut out[..n * cols], cols, STEP, |block| {
+        let mut first = 0;
+        for linear in matrices {
+            let weight = &linear.weight;
+            let (start, end) = (block.columns().start.max(first), block.columns().end.min(first + weight.rows));
+            if start < end {
+                multiply(kernels, weight, start - first..end - first, input, n, block, start);
+                if let Some(bias) = &linear.bias {
+                    for token in 0..n {
+                        super::ops::add(block.cells(token, start..end), &bias[start - first..end - first]);
+                    }
+                }
+            }
+            first += weight.rows;
+        }
+    });
+}
+
+fn multiply(
+    kernels: &Kernels,
+    weight: &Matrix,
+    rows: std::ops::Range<usize>,
+    input: &Input,
+    n: usize,
+    block: &mut super::threads::ColumnBlock,
+    column: usize,
+) {
+    if weight.dtype.is_quantized() {
+        (kernels.matmul_quantized)(weight, rows, &input.quant[..n], block, column);
+    } else {
+        (kernels.matmul_float)(weight, rows, &input.x[..n * weight.cols], block, column);
+    }
+}

@@ -1,0 +1,104 @@
+//! The bytes of the host pool: one reserved address range, committed by touch, given back block by block.
+
+use anyhow::{Context, Result};
+use memmap2::{MmapMut, MmapOptions, UncheckedAdvice};
+
+use super::threads::Crew;
+use crate::kv::layout::{BLOCK_TOKENS, BlockId, Half, KvType, Layout};
+
+/// Where one token of a batch is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Slot {
+    pub block: BlockId,
+    /// Token within the block.
+    pub offset: usize,
+}
+
+/// Slots that are all different, so that tokens can be stored in parallel.
+pub struct Slots(Vec<Slot>);
+
+impl Slots {
+    /// Panics when two tokens share a slot: the caller's page tables are broken.
+    pub fn new(slots: Vec<Slot>) -> Slots {
+        let mut sorted = slots.clone();
+        sorted.sort_unstable();
+        assert!(sorted.windows(2).all(|pair| pair[0] != pair[1]), "two tokens of a batch share a KV slot");
+        Slots(slots)
+    }
+}
+
+pub struct Pages {
+    map: MmapMut,
+    layout: Layout,
+    n_blocks: usize,
+}
+
+impl Pages {
+    /// Reserves addresses for `n_blocks`; memory is used only where tokens are stored.
+    pub fn new(layout: Layout, n_blocks: usize) -> Result<Pages> {
+        let bytes = n_blocks * layout.block_stride();
+        let map = MmapOptions::new().len(bytes.max(1)).no_reserve_swap().map_anon();
+        let map = map.with_context(|| {
+            format!("cannot reserve {} MiB of addresses for the KV cache; use a smaller -c", bytes >> 20)
+        })?;
+        Ok(Pages { map, layout, n_blocks })
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The stored rows of the first `tokens` tokens of a block, for one head.
+    pub fn rows(&self, block: BlockId, layer: usize, half: Half, kv_head: usize, tokens: usize) -> &[u8] {
+        assert!((block as usize) < self.n_blocks && tokens <= BLOCK_TOKENS, "block {block}, {tokens} tokens");
+        let start = block as usize * self.layout.block_stride() + self.layout.row_offset(layer, half, kv_head, 0);
+        &self.map[start..start + tokens * self.layout.row_bytes(half)]
+    }
+
+    /// Stores K and V of every token of a batch. `rows` (tokens, row_len) f32 holds each token's K heads at `k_at` and
+    /// its V heads at `v_at`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn store(
+        &mut self,
+        crew: &Crew,
+        slots: &Slots,
+        layer: usize,
+        kv_heads: usize,
+        (rows, row_len): (&[f32], usize),
+        (k_at, v_at): (usize, usize),
+        encode: fn(KvType, &[f32], &mut [u8]),
+    ) {
+        assert_eq!(rows.len(), slots.0.len() * row_len, "a row per token");
+        let (base, stride, n_blocks) = (self.map.as_mut_ptr() as usize, self.layout.block_stride(), self.n_blocks);
+        let (layout, head_dim) = (&self.layout, self.layout.head_dim());
+        crew.split(slots.0.len(), |_, tokens| {
+            for (slot, row) in slots.0[tokens.clone()].iter().zip(rows[tokens.start * row_len..].chunks(row_len)) {
+                assert!((slot.block as usize) < n_blocks, "block {} of {n_blocks}", slot.block);
+                for (half, at) in [(Half::K, k_at), (Half::V, v_at)] {
+                    for (head, values) in row[at..at + kv_heads * head_dim].chunks(head_dim).enumerate() {
+                        let offset = layout.row_offset(layer, half, head, slot.offset);
+                        let start = base + slot.block as usize * stride + offset;
+                        // SAFETY: the row lies in block `slot.block` of the map, which is borrowed mutably; `Slots` are
+                        // all different, so no other worker touches it, and nothing reads the map during this region.
+                        let stored =
+                            unsafe { std::slice::from_raw_parts_mut(start as *mut u8, layout.row_bytes(half)) };
+                        encode(layout.row_type(half), values, stored);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Gives the memory of free blocks back to the system.
+    pub fn release(&mut self, blocks: &[BlockId]) {
+        for &block in blocks {
+            let start = block as usize * self.layout.block_stride();
+            // SAFETY: the range lies in the private anonymous map; dropping its contents is the purpose, and a block is
+            // released only when no sequence owns it.
+            let given_back = unsafe {
+                self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, self.layout.block_stride())
+            };
+            debug_assert!(given_back.is_ok(), "madvise on our own map");
+        }
+    }
+}

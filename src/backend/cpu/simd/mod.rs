@@ -1,0 +1,257 @@
+//! Tables of kernels, one per instruction set, chosen once at start. Every table gives the bits of `scalar`.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod scalar;
+
+use std::ops::Range;
+
+use anyhow::{Result, bail};
+
+use super::threads::ColumnBlock;
+use crate::kv::layout::KvType;
+use crate::model::Matrix;
+use crate::quant::activation::QuantRow;
+
+pub use scalar::exp;
+
+/// Interleaved partial sums of float dot products: a part of the contract, not of a machine.
+const LANES: usize = 16;
+
+/// Which table to use (`--simd`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Simd {
+    Scalar,
+    Avx2,
+}
+
+impl Simd {
+    pub const ALL: [Simd; 2] = [Simd::Scalar, Simd::Avx2];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Simd::Scalar => "scalar",
+            Simd::Avx2 => "avx2",
+        }
+    }
+
+    pub fn is_available(self) -> bool {
+        self.kernels().is_some()
+    }
+
+    /// The table, if this CPU can run it.
+    fn kernels(self) -> Option<&'static Kernels> {
+        match self {
+            Simd::Scalar => Some(&scalar::KERNELS),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => avx2::kernels(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Simd::Avx2 => None,
+        }
+    }
+}
+
+/// The table asked for, or the best that this CPU runs.
+pub(super) fn choose(asked: Option<Simd>) -> Result<&'static Kernels> {
+    match asked {
+        Some(simd) => match simd.kernels() {
+            Some(kernels) => Ok(kernels),
+            None => bail!("this CPU does not have the instructions of --simd {}", simd.name()),
+        },
+        None => Ok(Simd::ALL.iter().rev().find_map(|simd| simd.kernels()).expect("scalar runs everywhere")),
+    }
+}
+
+/// The functions that differ by instruction set. Lengths are the caller's promise and are asserted inside.
+pub(super) struct Kernels {
+    pub name: &'static str,
+    /// (cols) f32 -> int8 groups.
+    pub quantize: fn(x: &[f32], row: &mut QuantRow),
+    /// `rows` of a quantized matrix times the tokens of `x`: out[token][column..] = W[rows] x[token].
+    pub matmul_quantized: fn(w: &Matrix, rows: Range<usize>, x: &[QuantRow], out: &mut ColumnBlock, column: usize),
+    /// The same for F32, F16 and BF16 on `x` (tokens, cols) f32.
+    pub matmul_float: fn(w: &Matrix, rows: Range<usize>, x: &[f32], out: &mut ColumnBlock, column: usize),
+    /// Float dot product in sixteen lanes.
+    pub dot: fn(a: &[f32], b: &[f32]) -> f32,
+    /// out[i] = dot(q, k_rows[i]) * scale; `k_rows` (tokens, head_dim).
+    pub scores: fn(q: &[f32], k_rows: &[f32], scale: f32, out: &mut [f32]),
+    /// scores -> exp(score - max) in place; (max, sum).
+    pub softmax_span: fn(scores: &mut [f32]) -> (f32, f32),
+    /// o += p[i] * v_rows[i], in token order; `v_rows` (tokens, head_dim).
+    pub accumulate: fn(p: &[f32], v_rows: &[f32], o: &mut [f32]),
+    /// gate = gate / (1 + exp(-gate)) * up
+    pub silu_mul: fn(gate: &mut [f32], up: &[f32]),
+    /// One head row -> its stored form.
+    pub encode: fn(KvType, row: &[f32], stored: &mut [u8]),
+    /// Stored head rows -> f32.
+    pub decode: fn(KvType, stored: &[u8], rows: &mut [f32]),
+}
+
+/// Rows of a float matrix, each turned into f32 once for all tokens.
+fn float_rows(
+    w: &Matrix,
+    rows: Range<usize>,
+    x: &[f32],
+    out: &mut ColumnBlock,
+    column: usize,
+    dot: fn(&[f32], &[f32]) -> f32,
+) {
+    let mut weights = vec![0f32; w.cols];
+    for (i, row) in rows.enumerate() {
+        w.dequantize_row(row, &mut weights);
+        for (token, x) in x.chunks_exact(w.cols).enumerate() {
+            out.cells(token, column + i..column + i + 1)[0] = dot(&weights, x);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::DType;
+
+    /// Numbers that do not repeat, from a linear congruence: the same on every machine.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn next(&mut self) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.0 >> 33
+        }
+
+        /// Between -1 and 1, times 2^(-exponents..exponents).
+        fn floats(&mut self, n: usize, exponents: i32) -> Vec<f32> {
+            let mut one = || {
+                let mantissa = self.next() as f32 / (1u64 << 30) as f32 - 1.0;
+                let power = (self.next() % (2 * exponents as u64 + 1)) as i32 - exponents;
+                mantissa * 2f32.powi(power)
+            };
+            (0..n).map(|_| one()).collect()
+        }
+    }
+
+    fn others() -> Vec<&'static Kernels> {
+        Simd::ALL.into_iter().filter_map(Simd::kernels).filter(|kernels| kernels.name != "scalar").collect()
+    }
+
+    fn assert_bits(name: &str, got: &[f32], want: &[f32]) {
+        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+        assert!(got.iter().zip(want).all(same), "{name}: {got:?} instead of {want:?}");
+    }
+
+    #[test]
+    fn the_activation_quantizer_gives_the_bits_of_scalar_code() {
+        let mut numbers = Numbers(1);
+        for kernels in others() {
+            for exponents in [0, 3, 40, 120] {
+                let mut x = numbers.floats(32 * 9, exponents);
+                x[32..64].fill(0.0);
+                x[64] = f32::MAX;
+                (x[96], x[130]) = (f32::NAN, f32::INFINITY);
+                x[160..192].iter_mut().for_each(|x| *x = 1e-40);
+                let (mut got, mut want) = (QuantRow::with_capacity(x.len()), QuantRow::with_capacity(x.len()));
+                (kernels.quantize)(&x, &mut got);
+                (scalar::KERNELS.quantize)(&x, &mut want);
+                assert_bits(kernels.name, &got.x_scale, &want.x_scale);
+                assert_bits(kernels.name, &got.x_sum, &want.x_sum);
+                // the values of a group whose scale is not finite are never used
+                for g in (0..9).filter(|&g| want.x_scale[g].is_finite()) {
+                    assert_eq!(got.q[g * 32..(g + 1) * 32], want.q[g * 32..(g + 1) * 32], "group {g}");
+                    assert_eq!(got.half_sums[g], want.half_sums[g]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn float_kernels_give_the_bits_of_scalar_code_at_every_length() {
+        let (mut numbers, plain) = (Numbers(2), &scalar::KERNELS);
+        for kernels in others() {
+            for n in (1..40).chain([64, 80, 128, 250, 256, 576]) {
+                let (a, b) = (numbers.floats(n, 8), numbers.floats(n, 8));
+                assert_bits("dot", &[(kernels.dot)(&a, &b)], &[(plain.dot)(&a, &b)]);
+
+                let (mut got, mut want) = (a.clone(), a.clone());
+                (kernels.silu_mul)(&mut got, &b);
+                (plain.silu_mul)(&mut want, &b);
+                assert_bits("silu_mul", &got, &want);
+
+                let mut scores = numbers.floats(n, 6);
+                if n % 5 == 0 {
+                    scores[n / 2] = -200.0;
+                }
+                let (mut got, mut want) = (scores.clone(), scores);
+                let sums = [(kernels.softmax_span)(&mut got), (plain.softmax_span)(&mut want)];
+                assert_bits("softmax_span", &got, &want);
+                assert_bits("softmax_span sums", &[sums[0].0, sums[0].1], &[sums[1].0, sums[1].1]);
+
+                let rows = numbers.floats(5 * n, 4);
+                let (mut got, mut want) = ([0.0; 5], [0.0; 5]);
+                (kernels.scores)(&a, &rows, 0.125, &mut got);
+                (plain.scores)(&a, &rows, 0.125, &mut want);
+                assert_bits("scores", &got, &want);
+                let (mut got, mut want) = (a.clone(), a.clone());
+                (kernels.accumulate)(&b[..n.min(5)], &rows, &mut got);
+                (plain.accumulate)(&b[..n.min(5)], &rows, &mut want);
+                assert_bits("accumulate", &got, &want);
+
+                for kv_type in [KvType::F32, KvType::F16] {
+                    let row = numbers.floats(n, 20);
+                    let (mut got, mut want) = (vec![0x55; kv_type.row_bytes(n)], vec![0xaa; kv_type.row_bytes(n)]);
+                    (kernels.encode)(kv_type, &row, &mut got);
+                    (plain.encode)(kv_type, &row, &mut want);
+                    assert_eq!(got, want, "encode {n} {kv_type:?}");
+                    let (mut back, mut plain_back) = (vec![0.0; n], vec![1.0; n]);
+                    (kernels.decode)(kv_type, &got, &mut back);
+                    (plain.decode)(kv_type, &want, &mut plain_back);
+                    assert_bits("decode", &back, &plain_back);
+                }
+            }
+        }
+    }
+
+    /// Every type, odd numbers of rows and tokens, scales of any bits: subnormal, huge, infinite, NaN.
+    #[test]
+    fn quantized_products_give_the_bits_of_scalar_code() {
+        let mut numbers = Numbers(3);
+        let team = crate::backend::cpu::threads::Team::new(1).unwrap();
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
+            for (rows, blocks, tokens) in [(1, 1, 1), (8, 2, 1), (13, 3, 1), (9, 2, 2), (24, 1, 5), (3, 10, 11)] {
+                let cols = (blocks * dtype.block_elements()).max(64);
+                let n_bytes = rows * dtype.row_bytes(cols as u64).unwrap() as usize;
+                let bytes: Vec<u8> = (0..n_bytes).map(|_| numbers.next() as u8).collect();
+                let matrix = Matrix::in_memory(dtype, rows, cols, &bytes);
+                let quantized = |x: &[f32]| {
+                    let mut row = QuantRow::with_capacity(cols);
+                    row.quantize(x);
+                    row
+                };
+                let x: Vec<QuantRow> = (0..tokens).map(|_| quantized(&numbers.floats(cols, 6))).collect();
+                let run = |kernels: &Kernels| {
+                    let mut out = vec![7.0; tokens * (rows + 2)];
+                    team.run(|crew| {
+                        crew.split_columns(&mut out, rows + 2, 1, |block| {
+                            (kernels.matmul_quantized)(&matrix, 0..rows, &x, block, 1);
+                        });
+                    });
+                    out
+                };
+                let want = run(&scalar::KERNELS);
+                for kernels in others() {
+                    assert_bits(&format!("{} {rows}x{cols} {tokens}", dtype.name()), &run(kernels), &want);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn softmax_lets_nan_through() {
+        for kernels in others().into_iter().chain([&scalar::KERNELS]) {
+            for at in [0, 7, 8, 18] {
+                let mut scores = vec![1.0; 19];
+                scores[at] = f32::NAN;
+                assert!((kernels.softmax_span)(&mut scores).1.is_nan(), "{} at {at}", kernels.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The plain kernels: the specification of every bit, and what runs where no SIMD table fits.
+//!
+//! They follow the arithmetic contract word by word. `mul_add` is one rounded operation by definition; in a build
+//! without FMA it is a library call, about 13 times slower than the instruction but equal in every bit.
+
+use std::ops::Range;
+
+use super::{Kernels, LANES};
+use crate::backend::cpu::threads::ColumnBlock;
+use crate::kv::rows;
+use crate::model::Matrix;
+use crate::quant::activation::QuantRow;
+use crate::quant::{self, Form, Group};
+
+pub static KERNELS: Kernels = Kernels {
+    name: "scalar",
+    quantize: |x, row| row.quantize(x),
+    matmul_quantized,
+    matmul_float,
+    dot,
+    scores,
+    softmax_span,
+    accumulate,
+    silu_mul,
+    encode: rows::encode,
+    decode: rows::decode,
+};
+
+/// One step of the quantized dot product: adds group `g` of `x` times `w` to the accumulator of a (row, token).
+fn add_group(form: Form, w: &Group, x: &QuantRow, g: usize, acc: f32) -> f32 {
+    let xq = &x.q[g * quant::GROUP..(g + 1) * quant::GROUP];
+    let half_dot = |h: usize| -> i32 {
+        let span = h * 16..h * 16 + 16;
+        w.q[span.clone()].iter().zip(&xq[span]).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+    };
+    let x_scale = x.x_scale[g];
+    let int_sum = w.sub_scale[0] * half_dot(0) + w.sub_scale[1] * half_dot(1);
+    let acc = (int_sum as f32).mul_add(w.w_scale * x_scale, acc);
+    match form {
+        Form::Scale | Form::Split => acc,
+        Form::ScaleMin => (-w.w_min).mul_add(x.x_sum[g], acc),
+        Form::SplitMin => {
+            let sums = x.half_sums[g];
+            let min_sum = w.sub_min[0] * sums[0] + w.sub_min[1] * sums[1];
+            (-w.w_min).mul_add(min_sum as f32 * x_scale, acc)
+        }
+    }
+}
+
+fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantRow], out: &mut ColumnBlock, column: usize) {
+    let form = w.dtype.form().expect("only quantized matrices come here");
+    for (i, row) in rows.enumerate() {
+        let column = column + i;
+        let data = w.rows_data(row..row + 1);
+        for token in 0..x.len() {
+            out.cells(token, column..column + 1)[0] = 0.0;
+        }
+        for g in 0..w.cols / quant::GROUP {
+            let group = quant::group(w.dtype, data, g);
+            for (token, x) in x.iter().enumerate() {
+                let cell = &mut out.cells(token, column..column + 1)[0];
+                *cell = add_group(form, &group, x, g, *cell);
+            }
+        }
+    }
+}
+
+fn matmul_float(w: &Matrix, rows: Range<usize>, x: &[f32], out: &mut ColumnBlock, column: usize) {
+    super::float_rows(w, rows, x, out, column, dot);
+}
+
+/// Sixteen interleaved partial sums (element i in lane i mod 16) by FMA, added up as a binary tree; a short tail is
+/// filled up with zeros.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (a_chunks, a_tail) = a.as_chunks::<LANES>();
+    let (b_chunks, b_tail) = b.as_chunks::<LANES>();
+    let mut add = |a: &[f32; LANES], b: &[f32; LANES]| {
+        for i in 0..LANES {
+            lanes[i] = a[i].mul_add(b[i], lanes[i]);
+        }
+    };
+    a_chunks.iter().zip(b_chunks).for_each(|(a, b)| add(a, b));
+    if !a_tail.is_empty() {
+        add(&padded(a_tail), &padded(b_tail));
+    }
+    tree_sum(lanes)
+}
+
+/// Up to 15 values, filled up with zeros.
+pub fn padded(tail: &[f32]) -> [f32; LANES] {
+    std::array::from_fn(|i| tail.get(i).copied().unwrap_or(0.0))
+}
+
+/// Lane i + lane i + 8, then + 4, + 2, + 1.
+fn tree_sum(mut lanes: [f32; LANES]) -> f32 {
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+    }
+    lanes[0]
+}
+
+fn scores(q: &[f32], k_rows: &[f32], scale: f32, out: &mut [f32]) {
+    for (score, k) in out.iter_mut().zip(k_rows.chunks_exact(q.len())) {
+        *score = dot(q, k) * scale;
+    }
+}
+
+fn softmax_span(scores: &mut [f32]) -> (f32, f32) {
+    let max = scores.iter().fold(f32::NEG_INFINITY, |max, &s| if s > max { s } else { max });
+    scores.iter_mut().for_each(|s| *s = exp(*s - max));
+    let mut lanes = [0f32; LANES];
+    for (i, p) in scores.iter().enumerate() {
+        lanes[i % LANES] += p;
+    }
+    (max, tree_sum(lanes))
+}
+
+fn accumulate(p: &[f32], v_rows: &[f32], o: &mut [f32]) {
+    for (&p, v) in p.iter().zip(v_rows.chunks_exact(o.len())) {
+        for (o, &v) in o.iter_mut().zip(v) {
+            *o = p.mul_add(v, *o);
+        }
+    }
+}
+
+fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    for (g, &u) in gate.iter_mut().zip(up) {
+        *g = *g / (1.0 + exp(-*g)) * u;
+    }
+}
+
+/// Inputs below give 0: the result would be subnormal.
+pub const EXP_LOW: f32 = -87.336_54;
+/// Inputs above give exp(88), 1.65e38: large enough for every use here, and its exponent still fits.
+pub const EXP_HIGH: f32 = 88.0;
+/// ln 2 in two parts; the first has few enough bits that n times it is exact.
+pub const LN2_HIGH: f32 = 0.693_145_75;
+pub const LN2_LOW: f32 = 1.428_606_8e-6;
+/// 1/7!, 1/6!, ... 1/2!: on |r| <= ln(2)/2 the series misses by r^8/8! < 6e-9, a tenth of half a unit in the last place.
+pub const EXP_SERIES: [f32; 6] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
+
+/// e^x as the contract fixes it: n = round(x / ln 2), the series on the rest, times 2^n. NaN stays NaN.
+pub fn exp(x: f32) -> f32 {
+    if x.is_nan() {
+        return x;
+    }
+    if x < EXP_LOW {
+        return 0.0;
+    }
+    let x = if x > EXP_HIGH { EXP_HIGH } else { x };
+    let n = (x * std::f32::consts::LOG2_E).round_ties_even();
+    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
+    let tail = EXP_SERIES.iter().fold(0.0, |sum: f32, &c| sum.mul_add(r, c));
+    let series = (r * r).mul_add(tail, r) + 1.0;
+    series * f32::from_bits(((n as i32 + 127) as u32) << 23)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut worst = 0f64;
+        for i in -87_000..88_000 {
+            let x = i as f32 * 1e-3;
+            let exact = libm::exp(f64::from(x));
+            worst = worst.max((f64::from(exp(x)) - exact).abs() / exact);
+        }
+        assert!(worst < 2.0 * 2f64.powi(-24), "relative error {worst:e}");
+        assert_eq!((exp(0.0), exp(-100.0), exp(f32::NEG_INFINITY)), (1.0, 0.0, 0.0));
+        assert!(exp(f32::NAN).is_nan() && exp(1e9) == exp(88.0));
+    }
+}

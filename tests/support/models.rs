@@ -1,0 +1,75 @@
+//! Engines over test models, for the tests that compare numbers.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sayfa::backend::cpu::{self, Simd};
+use sayfa::engine::{Engine, Options};
+use sayfa::gguf::Gguf;
+use sayfa::kv::layout::KvType;
+use sayfa::model::{Model, RopeOverrides};
+
+/// How an engine is opened; each field that a bit must not depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub simd: Option<Simd>,
+    pub threads: usize,
+    pub kv_type: KvType,
+    pub batch_tokens: usize,
+}
+
+impl Default for Setting {
+    fn default() -> Setting {
+        Setting { simd: None, threads: 2, kv_type: KvType::F16, batch_tokens: 512 }
+    }
+}
+
+/// A file under tests/data.
+pub fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+/// The default model; scripts/get_model.sh fetches it.
+pub fn default_model() -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    assert!(path.is_file(), "{} is missing: run scripts/get_model.sh", path.display());
+    path
+}
+
+pub fn load(path: &Path) -> Arc<Model> {
+    let gguf = Gguf::open(path).unwrap_or_else(|error| panic!("{error}"));
+    Arc::new(Model::from_gguf(&gguf, &RopeOverrides::default()).unwrap_or_else(|error| panic!("{error:#}")))
+}
+
+pub fn engine(model: &Arc<Model>, setting: Setting) -> Engine {
+    let options = cpu::Options {
+        threads: setting.threads,
+        simd: setting.simd,
+        kv_type_k: setting.kv_type,
+        kv_type_v: setting.kv_type,
+        batch_tokens: setting.batch_tokens,
+    };
+    let backend = cpu::open(model.clone(), &options).expect("this CPU runs the tests");
+    Engine::new(backend, &Options { context_tokens: 512, sequences: 2 }).expect("a small context fits")
+}
+
+/// Logits (vocab) after each token of a text.
+pub fn all_logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let id = engine.new_sequence();
+    let mut all = vec![];
+    let keep = &mut |_, logits: &[f32]| {
+        all.push(logits.to_vec());
+        ControlFlow::Continue(())
+    };
+    engine.score(id, tokens, keep).expect("the text fits");
+    engine.free_sequence(id);
+    all
+}
+
+/// -ln p(token) by log-sum-exp in f64.
+pub fn nll(logits: &[f32], token: u32) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
+    sum.ln() - f64::from(logits[token as usize] - max)
+}
