@@ -21,7 +21,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Prompt sizes to read; empty: none
+    /// Prompt sizes to read; 0: none
     #[arg(
         short = 'p',
         long,
@@ -32,7 +32,7 @@ pub struct BenchArgs {
     )]
     prompt_tokens: Vec<usize>,
 
-    /// Numbers of tokens to generate; empty: none
+    /// Numbers of tokens to generate; 0: none
     #[arg(short = 'n', long, value_name = "N,..", default_value = "64", value_delimiter = ',', help_heading = "Sizes")]
     gen_tokens: Vec<usize>,
 
