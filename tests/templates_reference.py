@@ -52,9 +52,10 @@ def main():
         with open(path, encoding="utf-8", newline="") as file:
             source = file.read()
         results[path.name] = []
+        template = environment.from_string(source)
         for conversation in job["conversations"]:
             try:
-                text = environment.from_string(source).render(
+                text = template.render(
                     messages=conversation["messages"],
                     add_generation_prompt=conversation["add_generation_prompt"],
                     bos_token=job["bos"],
