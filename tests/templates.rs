@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use sayfa::gguf::Gguf;
 use sayfa::template::{ChatTemplate, Message, Role};
@@ -149,4 +150,55 @@ fn every_template_renders_as_in_python() {
         .collect();
     assert_eq!(failing, expected);
     assert_eq!(equal, reference.len() * conversations.len() - expected.len());
+}
+
+/// Peak resident memory of this process so far.
+fn peak_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+#[test]
+fn hostile_templates_end_soon_and_small() {
+    let tokenizer = tokenizer();
+    let before = peak_bytes();
+    for source in [
+        "{% for i in range(10**12) %}a{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 'a' * 99999999 }}",
+        "{{ messages[0].role * 10**10 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% macro m(n) %}{{ m(n + 1) ~ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ '{}'.format(ns.x) }}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ '-'.join(ns.x) }}",
+        "{{ '%99999999999d'|format(1) }}",
+        "{{ '{:>99999999999}'.format('a') }}",
+        "{{ '{:>999999999}'.format('a') }}",
+        "{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}",
+        "{{ ('a' * 1000000)|replace('a', 'b' * 1000000) }}",
+        "{{ 'a\\na'|indent(10**10) }}",
+        "{{ [1]|tojson(indent=10**10) * 10**9 }}",
+        "{{ [[1]] * 10**9 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import '/etc/passwd' as x %}",
+        "{% extends '/etc/passwd' %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__.os }}",
+    ] {
+        let start = Instant::now();
+        let question = Message { role: Role::User, content: "?".into() };
+        let result =
+            ChatTemplate::from_source(source, &tokenizer).and_then(|template| template.render_text(&[question], true));
+        let error = result.expect_err(source);
+        assert!(start.elapsed().as_secs_f64() < 2.0, "{source} took {:?}: {error}", start.elapsed());
+    }
+    let grown = peak_bytes() - before;
+    assert!(grown < 200 << 20, "{} MiB", grown >> 20);
 }

@@ -20,12 +20,13 @@ const KEY: &str = "tokenizer.chat_template";
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}\
 {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// One unit pays for one instruction or 64 bytes of data, so this is also a bound of 64 MiB.
-const BASE_FUEL: u64 = 1 << 20;
+/// One unit pays for one instruction or 64 bytes of data, so this is also a bound of 16 MiB. Every published template
+/// gets by with a part of it.
+const BASE_FUEL: u64 = 1 << 18;
 /// Templates look at each message many times, some at all others for each one.
-const FUEL_PER_MESSAGE: u64 = 10_000;
-/// Lets a template copy what people wrote 64 times over.
-const FUEL_PER_BYTE: u64 = 1;
+const FUEL_PER_MESSAGE: u64 = 3_000;
+/// Lets a template copy what people wrote 16 times over.
+const BYTES_PER_FUEL: u64 = 4;
 /// Nested macro calls, each of which takes stack.
 const RECURSION_LIMIT: usize = 150;
 
@@ -163,7 +164,7 @@ impl ChatTemplate {
             ("strftime_now", python::strftime_now(self.fixed_time)),
         ]);
         let written: usize = messages.iter().map(|message| message.content.len()).sum();
-        let fuel = BASE_FUEL + FUEL_PER_MESSAGE * messages.len() as u64 + FUEL_PER_BYTE * written as u64;
+        let fuel = BASE_FUEL + FUEL_PER_MESSAGE * messages.len() as u64 + written as u64 / BYTES_PER_FUEL;
         python::render(&self.environment, context, fuel).map_err(|error| {
             match raised.lock().map(|mut words| words.take()) {
                 Ok(Some(words)) => Failure::Raised(words),

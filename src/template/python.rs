@@ -1,7 +1,9 @@
 //! The Jinja of Python's transformers on top of minijinja: settings, methods, filters and functions that templates use.
 
 use std::fmt::Write as _;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use chrono::format::StrftimeItems;
 use chrono::{Local, NaiveDateTime};
@@ -14,21 +16,54 @@ const NAME: &str = "chat template";
 /// Of values in values: more is an attempt at the stack.
 const MAX_DEPTH: usize = 100;
 
+/// A level of values costs several units of fuel to build, and a few hundred bytes of stack to drop.
+const STACK_BYTES_PER_FUEL: usize = 128;
+const MAX_STACK_BYTES: usize = 1 << 30;
+
 /// `source` compiled with the settings of transformers.
 pub fn environment(source: &str, recursion_limit: usize) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_recursion_limit(recursion_limit);
     environment.set_unknown_method_callback(call_method);
+    environment.set_formatter(|output, state, value| {
+        charge(state, value, 0)?;
+        minijinja::escape_formatter(output, state, value)
+    });
     environment.add_filter("tojson", to_json);
     environment.add_template_owned(NAME, without_generation_tags(source))?;
     Ok(environment)
 }
 
+/// On a thread of its own, for two reasons. Dropping or printing values in values takes stack for each level, and a
+/// template can build as many levels as its fuel allows; only what is used of that stack is memory. And a few operators
+/// (`~`, `==`) pay nothing for walking a value whose parts are shared over and over: such a template is left to itself
+/// after a time that no sound one takes.
 pub fn render(environment: &Environment<'static>, context: Value, fuel: u64) -> Result<String, Error> {
     let mut environment = environment.clone();
     environment.set_fuel(Some(fuel));
-    environment.get_template(NAME)?.render(context)
+    let stack_bytes =
+        usize::try_from(fuel).unwrap_or(usize::MAX).saturating_mul(STACK_BYTES_PER_FUEL).min(MAX_STACK_BYTES);
+    let deadline = Duration::from_millis(1200) + Duration::from_micros(fuel);
+    let (sender, receiver) = mpsc::channel();
+    std::thread::Builder::new()
+        .stack_size(stack_bytes)
+        .spawn(move || {
+            let rendered = environment.get_template(NAME).and_then(|template| template.render(context));
+            // Nobody listens any more when it took too long.
+            let _ = sender.send(rendered);
+        })
+        .map_err(|error| {
+            let what = format!("no thread with {stack_bytes} bytes of stack: {error}");
+            Error::new(ErrorKind::InvalidOperation, what)
+        })?;
+    match receiver.recv_timeout(deadline) {
+        Ok(rendered) => rendered,
+        Err(RecvTimeoutError::Timeout) => Err(Error::from(ErrorKind::OutOfFuel)),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(Error::new(ErrorKind::InvalidOperation, "the template engine broke down"))
+        }
+    }
 }
 
 /// `{% generation %}` marks what a model is trained on; to a reader it is nothing.

@@ -146,60 +146,26 @@ fn a_refusal_carries_the_templates_words_and_the_way_out() {
 #[test]
 fn a_broken_template_is_one_sentence() {
     let error = refused("{% for %}", &[user("?")]);
-    assert!(error.contains("not valid") && error.contains("line 1"), "{error}");
+    assert!(error.contains("not valid") && error.contains("chat template:1"), "{error}");
     let (gguf, tokenizer) = tiny(&[], |file| file.key(KEY, Val::str("{% if %}")));
     let error = ChatTemplate::from_gguf(&gguf, &tokenizer).err().unwrap().to_string();
     assert!(error.contains(KEY) && error.contains("tiny.gguf"), "{error}");
 }
 
-/// Peak resident memory of this process so far.
-fn peak_bytes() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
-}
-
+/// Shared parts make a value of 2^30 leaves out of thirty lists; not every operator pays for the walk.
 #[test]
-fn hostile_templates_end_soon_and_small() {
-    let before = peak_bytes();
-    for source in [
-        "{% for i in range(10**12) %}a{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ 'a' * 10**10 }}",
-        "{{ 'a' * 99999999 }}",
-        "{{ messages[0].role * 10**10 }}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "{% macro m(n) %}{{ m(n + 1) ~ m(n + 1) }}{% endmacro %}{{ m(0) }}",
-        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ 'a' ~ ns.x }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ '{}'.format(ns.x) }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ '-'.join(ns.x) }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == ns.x + [1] }}{{ ns.x|string }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}{{ ns.x|list }}",
-        "{{ '%99999999999d'|format(1) }}",
-        "{{ '{:>99999999999}'.format('a') }}",
-        "{{ '{:>999999999}'.format('a') }}",
-        "{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}",
-        "{{ ('a' * 1000000)|replace('a', 'b' * 1000000) }}",
-        "{{ 'a\\na'|indent(10**10) }}",
-        "{{ [1]|tojson(indent=10**10) * 10**9 }}",
-        "{{ [[1]] * 10**9 }}",
-        "{{ 10 ** (10 ** 10) }}",
-        "{% include '/etc/passwd' %}",
-        "{% import '/etc/passwd' as x %}",
-        "{% extends '/etc/passwd' %}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ cycler.__init__.__globals__.os }}",
-    ] {
-        let start = Instant::now();
-        let error = refused(source, &[user("?")]);
-        assert!(start.elapsed().as_secs_f64() < 2.0, "{source} took {:?}: {error}", start.elapsed());
-    }
-    let grown = peak_bytes() - before;
-    assert!(grown < 200 << 20, "{} MiB", grown >> 20);
+fn what_fuel_does_not_pay_for_ends_by_the_clock() {
+    let twice = "{% set ns.x = [ns.x, ns.x] %}".repeat(30);
+    let source = format!(
+        "{{% set ns = namespace(x=[1]) %}}{twice}{{% set a = ns.x %}}{{% set ns.x = [1] %}}{twice}{{{{ a == ns.x }}}}"
+    );
+    let start = Instant::now();
+    let error = refused(&source, &[user("?")]);
+    assert!(
+        error.contains("more steps or memory") && start.elapsed().as_secs_f64() < 2.0,
+        "{:?}: {error}",
+        start.elapsed()
+    );
 }
 
 /// Values in values a hundred thousand times would take the stack when they are dropped.
@@ -208,7 +174,7 @@ fn deep_values_do_not_take_the_stack() {
     let (_, tokenizer) = tiny(&[], |file| file);
     for last in ["", "{{ ns.x }}", "{{ ns.x|tojson }}", "{{ '{}'.format(ns.x) }}", "{{ ns.x == [1] }}"] {
         let source = format!(
-            "{{% set ns = namespace(x=[1]) %}}{{% for i in range(90000) %}}{{% set ns.x = [ns.x] %}}{{% endfor %}}{last}"
+            "{{% set ns = namespace(x=[1]) %}}{{% for i in range(100000) %}}{{% set ns.x = [ns.x] %}}{{% endfor %}}{last}"
         );
         let result = ChatTemplate::from_source(&source, &tokenizer)
             .and_then(|template| template.render_text(&[user("?")], true));
