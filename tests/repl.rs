@@ -28,7 +28,10 @@ fn model() -> PathBuf {
 
 fn sayfa(home: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sayfa"));
-    command.args(args).arg("-m").arg(model());
+    command.args(args);
+    if !args.contains(&"-m") {
+        command.arg("-m").arg(model());
+    }
     command.env("HOME", home.path()).env("TERM", "xterm").env_remove("NO_COLOR").env_remove("XDG_STATE_HOME");
     command
 }
@@ -493,4 +496,40 @@ fn a_failed_line_of_a_pipe_shows_in_the_exit_code() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("leaves no room in the context of 64"));
     assert!(!output.stdout.is_empty(), "the second line is answered all the same");
+}
+
+#[test]
+fn a_model_without_a_template_completes_text() {
+    let micro = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/micro/F32.gguf");
+    let output = piped(&["-m", micro, "-c", "64"], b"hi\n/show ids\n");
+    assert!(output.status.success(), "{output:?}");
+    let told = text(&output.stderr);
+    assert!(told.contains("no chat template"), "{told}");
+    let ids: Vec<u32> = serde_json::from_str(told.lines().last().unwrap()).unwrap();
+    // The start of text, what was typed and eight tokens more, without any marks of turns.
+    assert_eq!((ids[0], ids.iter().filter(|&&id| id < 3).count()), (1, 1), "{ids:?}");
+
+    let refused = piped(&["-m", micro, "-c", "64", "--system", "x"], b"hi\n");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("--system: the model has no chat template"));
+}
+
+#[test]
+fn output_that_is_lost_ends_the_chat() {
+    let _machine = machine();
+    let home = TempDir::new().unwrap();
+    let mut command = sayfa(&home, &with_defaults(&[]));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    child.stdin.take().unwrap().write_all(b"hi\nhi\n").unwrap();
+    let closed = child.wait_with_output().unwrap();
+    assert!(closed.status.success() && !text(&closed.stderr).contains("output"), "{closed:?}");
+
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let mut child = command.stdout(full).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"hi\nhi\n").unwrap();
+    let full = child.wait_with_output().unwrap();
+    assert_eq!(full.status.code(), Some(1));
+    assert!(text(&full.stderr).contains("cannot write to standard output"), "{full:?}");
 }
