@@ -309,25 +309,4 @@ mod tests {
         sampler.forget();
         assert_eq!(sampler.sample(&logits).unwrap(), 0);
     }
-
-    /// Not a test of speed but the source of the numbers in the module's documentation:
-    /// `cargo test --release --lib sampler -- --ignored --nocapture`.
-    #[test]
-    #[ignore = "prints timings for a person to read"]
-    fn timings() {
-        let logits = some_logits(49_152);
-        let no_top_k = Params { top_k: 0, ..Params::default() };
-        let off = Params { top_p: 1.0, min_p: 0.0, ..no_top_k.clone() };
-        for (name, params) in
-            [("greedy", greedy()), ("default", Params::default()), ("top-k off", no_top_k), ("all off", off)]
-        {
-            let mut sampler = Sampler::new(params);
-            let times = (0..500).map(|_| {
-                let start = std::time::Instant::now();
-                sampler.sample(&logits).unwrap();
-                start.elapsed().as_micros()
-            });
-            println!("{name}: {} us a token at best", times.min().unwrap());
-        }
-    }
 }

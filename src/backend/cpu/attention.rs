@@ -8,6 +8,8 @@
 //! Cost per query head and cached token: 2 * head_dim FMAs; memory per KV head, token and tile: one K and one V row.
 
 use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::pages::Pages;
 use super::simd::{Kernels, exp};
@@ -31,10 +33,15 @@ pub struct LayerShape {
     pub head_dim: usize,
 }
 
-/// Queries of a batch and where the results go: (tokens, q_len) and (tokens, out_len) f32.
-pub struct Queries<'a> {
-    pub rows: &'a [f32],
-    pub row_len: usize,
+/// The work of one batch row at one layer.
+pub struct Task<'a> {
+    pub kernels: &'a Kernels,
+    pub pages: &'a Pages,
+    pub shape: LayerShape,
+    pub row: &'a BatchRow,
+    /// (tokens, q_len) f32, each row starting with the query heads of its token
+    pub queries: &'a [f32],
+    pub q_len: usize,
 }
 
 /// Scratch of all workers and the partial results of split batches.
@@ -73,21 +80,11 @@ impl Attention {
     }
 
     /// Attention of every token of a batch row to the tokens up to itself: `out` (tokens, n_heads * head_dim).
-    pub fn run(
-        &mut self,
-        crew: &Crew,
-        kernels: &Kernels,
-        pages: &Pages,
-        shape: LayerShape,
-        row: &BatchRow,
-        queries: &Queries,
-        out: &mut [f32],
-    ) {
-        let task = Task { kernels, pages, shape, row, queries };
-        if row.tokens.len() <= SPLIT_TOKENS {
-            self.run_split(crew, &task, out);
+    pub fn run(&mut self, crew: &Crew, task: &Task, out: &mut [f32]) {
+        if task.row.tokens.len() <= SPLIT_TOKENS {
+            self.run_split(crew, task, out);
         } else {
-            self.run_tiles(crew, &task, out);
+            self.run_tiles(crew, task, out);
         }
     }
 
@@ -96,14 +93,13 @@ impl Attention {
         let n_tokens = task.row.tokens.len();
         let (group, head_dim, kv_heads) = (task.group(), task.shape.head_dim, task.shape.n_kv_heads);
         let tiles = n_tokens.div_ceil(TILE);
-        // a worker owns the columns of whole KV heads or, when there are too few, whole tiles: rows of `out`
         let out_len = task.shape.n_heads * head_dim;
-        let tile_rows = out.chunks_mut(TILE * out_len).map(std::sync::Mutex::new).collect::<Vec<_>>();
-        let next = std::sync::atomic::AtomicUsize::new(0);
+        let tile_rows = out.chunks_mut(TILE * out_len).map(Mutex::new).collect::<Vec<_>>();
+        let next = AtomicUsize::new(0);
         // later tiles see more tokens: handing them out one by one, longest first, keeps the workers level
         crew.each(|worker| {
             loop {
-                let unit = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let unit = next.fetch_add(1, Ordering::Relaxed);
                 if unit >= tiles * kv_heads {
                     return;
                 }
@@ -161,15 +157,6 @@ impl Attention {
     }
 }
 
-/// A batch row at a layer.
-struct Task<'a> {
-    kernels: &'a Kernels,
-    pages: &'a Pages,
-    shape: LayerShape,
-    row: &'a BatchRow,
-    queries: &'a Queries<'a>,
-}
-
 impl Task<'_> {
     /// Query heads per KV head.
     fn group(&self) -> usize {
@@ -215,7 +202,7 @@ impl Task<'_> {
                 let n = visible(q).saturating_sub(at).min(BLOCK_TOKENS);
                 let token = tokens.start + q / group;
                 let head = kv_head * group + q % group;
-                let query = &self.queries.rows[token * self.queries.row_len + head * head_dim..][..head_dim];
+                let query = &self.queries[token * self.q_len + head * head_dim..][..head_dim];
                 let scores = &mut scratch.scores[q * SPAN_TOKENS + at..][..n];
                 (self.kernels.scores)(query, &page[..n * head_dim], scale, scores);
             }
