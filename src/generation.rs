@@ -252,7 +252,14 @@ fn keep_ids(spoken: &[TokenId], fresh: &[TokenId], units: impl Fn(TokenId) -> Ve
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::backend::{Backend, Batch, Info};
+    use crate::engine::Options;
+    use crate::gguf::Gguf;
+    use crate::kv::layout::BlockId;
+    use crate::sampler::Params;
 
     fn stops(stop: &[&str]) -> Vec<String> {
         stop.iter().map(|stop| stop.to_string()).collect()
@@ -374,5 +381,180 @@ mod tests {
         }
         assert_eq!(keep_ids(&[], &[1, 2], units), [1, 2]);
         assert!(keep_ids(&[1, 2], &[], units).is_empty());
+    }
+
+    /// Says the same text after every prompt of `prompt_len` tokens.
+    struct Reciter {
+        info: Info,
+        prompt_len: usize,
+        answer: Vec<TokenId>,
+        logits: Vec<f32>,
+    }
+
+    impl Backend for Reciter {
+        fn info(&self) -> &Info {
+            &self.info
+        }
+        fn reserve(&mut self, _: usize) -> anyhow::Result<()> {
+            Ok(())
+        }
+        fn forward(&mut self, batch: &Batch) -> anyhow::Result<&[f32]> {
+            self.logits.clear();
+            for &wanted in &batch.wanted {
+                let said = batch.rows[0].cached_tokens + wanted + 1 - self.prompt_len;
+                let next = self.answer.get(said).copied().unwrap_or(END);
+                self.logits.extend((0..VOCAB as TokenId).map(|id| if id == next { 1.0 } else { 0.0 }));
+            }
+            Ok(&self.logits)
+        }
+        fn release_blocks(&mut self, _: &[BlockId]) {}
+    }
+
+    /// The micro model's tokenizer: one token a byte, three control tokens before them.
+    const VOCAB: usize = 320;
+    const END: TokenId = 2;
+
+    fn byte_ids(text: &str) -> Vec<TokenId> {
+        text.bytes().map(|byte| TokenId::from(byte) + 3).collect()
+    }
+
+    fn greedy() -> Params {
+        Params { temperature: 0.0, ..Params::default() }
+    }
+
+    struct Answer {
+        result: anyhow::Result<Completion>,
+        /// Pieces of text, and how often the prefill reported.
+        pieces: Vec<String>,
+        prefills: usize,
+        /// Tokens the sequence holds in the end.
+        held: usize,
+    }
+
+    /// Lets the reciter say `answer` after "Hey:", breaking off after `events` events.
+    fn recite(answer: &[TokenId], params: Params, context_tokens: usize, request: Request, events: usize) -> Answer {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/micro/F32.gguf");
+        let gguf = Gguf::open(&path).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        let info = Info {
+            device: "reciter".into(),
+            threads: 1,
+            vocab: VOCAB,
+            trained_tokens: 512,
+            weight_bytes_per_token: 0,
+            kv_bytes_per_token: 0,
+            block_stride_bytes: 0,
+            batch_tokens: 2,
+            batch_logits: 2,
+        };
+        let prompt = byte_ids("Hey:");
+        let backend = Reciter { info, prompt_len: prompt.len(), answer: answer.to_vec(), logits: Vec::new() };
+        let mut engine = Engine::new(Box::new(backend), &Options { context_tokens, sequences: 1 }).unwrap();
+        let sequence = engine.new_sequence();
+        let (mut pieces, mut prefills, mut seen) = (Vec::new(), 0, 0);
+        let mut on_event = |event: Event| {
+            match event {
+                Event::Prefill { .. } => prefills += 1,
+                Event::Text(text) => pieces.push(text.to_string()),
+            }
+            seen += 1;
+            if seen >= events { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let request = Request { prompt: &prompt, ..request };
+        let mut sampler = Sampler::new(params);
+        let result = generate(&mut engine, sequence, &tokenizer, &mut sampler, &request, &mut on_event);
+        Answer { result, pieces, prefills, held: engine.tokens(sequence).len() }
+    }
+
+    const ANY: Request = Request { prompt: &[], max_tokens: None, stop: &[] };
+    const NO_BREAK: usize = usize::MAX;
+
+    #[test]
+    fn an_answer_streams_token_by_token_up_to_the_end_token() {
+        let answer = recite(&byte_ids("You."), greedy(), 64, ANY, NO_BREAK);
+        let completion = answer.result.unwrap();
+        assert_eq!((answer.prefills, answer.pieces), (2, stops(&["Y", "o", "u", "."])));
+        assert_eq!((completion.text.as_str(), completion.ids), ("You.", byte_ids("You.")));
+        assert_eq!((completion.finish_reason, completion.context_full), (FinishReason::Stop, false));
+        assert_eq!((completion.prompt_tokens, completion.cached_tokens, completion.decode_steps), (4, 0, 4));
+    }
+
+    #[test]
+    fn max_tokens_counts_exactly_and_the_last_token_is_not_computed() {
+        for (max_tokens, held) in [(0, 4), (1, 4), (3, 6)] {
+            let request = Request { max_tokens: Some(max_tokens), ..ANY };
+            let answer = recite(&byte_ids("You."), greedy(), 64, request, NO_BREAK);
+            let completion = answer.result.unwrap();
+            assert_eq!(completion.text, "You."[..max_tokens]);
+            assert_eq!((completion.finish_reason, completion.context_full), (FinishReason::Length, false));
+            assert_eq!(answer.held, held);
+        }
+    }
+
+    #[test]
+    fn prompt_and_answer_fill_the_context_to_the_last_token() {
+        for (context_tokens, text) in [(4, ""), (5, "Y"), (7, "You")] {
+            let completion = recite(&byte_ids("You."), greedy(), context_tokens, ANY, NO_BREAK).result.unwrap();
+            assert_eq!(completion.text, text);
+            assert_eq!((completion.finish_reason, completion.context_full), (FinishReason::Length, true));
+        }
+        let error = recite(&[], greedy(), 3, ANY, NO_BREAK).result.unwrap_err();
+        assert_eq!(format!("{error:#}"), "the prompt could not be read: 4 tokens do not fit the context of 3");
+    }
+
+    #[test]
+    fn a_stop_string_ends_the_answer_across_tokens() {
+        let stop = stops(&["END"]);
+        let answer = recite(&byte_ids("an EEND, yes"), greedy(), 64, Request { stop: &stop, ..ANY }, NO_BREAK);
+        let completion = answer.result.unwrap();
+        assert_eq!((completion.text.as_str(), completion.finish_reason), ("an E", FinishReason::Stop));
+        assert_eq!(answer.pieces.concat(), "an E");
+        let completion =
+            recite(&byte_ids("an EN"), greedy(), 64, Request { stop: &stop, ..ANY }, NO_BREAK).result.unwrap();
+        assert_eq!(completion.text, "an EN", "what was held back comes at the end");
+    }
+
+    #[test]
+    fn characters_come_whole() {
+        let answer = recite(&byte_ids("a😀é"), greedy(), 64, ANY, NO_BREAK);
+        assert_eq!(answer.pieces, stops(&["a", "", "", "", "😀", "", "é"]));
+        let cut = recite(&byte_ids("a😀"), greedy(), 64, Request { max_tokens: Some(3), ..ANY }, NO_BREAK);
+        assert_eq!(cut.pieces, stops(&["a", "", "", "\u{fffd}"]));
+    }
+
+    #[test]
+    fn control_tokens_leave_no_text() {
+        let ids = [byte_ids("a"), vec![1, 1], byte_ids("b")].concat();
+        let completion = recite(&ids, greedy(), 64, ANY, NO_BREAK).result.unwrap();
+        assert_eq!((completion.text.as_str(), completion.ids), ("ab", ids));
+    }
+
+    #[test]
+    fn breaking_off_keeps_what_was_said() {
+        let interrupted = |events| recite(&byte_ids("You."), greedy(), 64, ANY, events).result.unwrap();
+        let in_the_prompt = interrupted(1);
+        assert_eq!((in_the_prompt.text.as_str(), in_the_prompt.finish_reason), ("", FinishReason::Interrupted));
+        let in_the_answer = interrupted(4);
+        assert_eq!((in_the_answer.text.as_str(), in_the_answer.finish_reason), ("Yo", FinishReason::Interrupted));
+        assert_eq!(in_the_answer.ids, byte_ids("Yo"));
+    }
+
+    #[test]
+    fn penalties_see_the_prompt_and_the_answer() {
+        let said = |answer: &str, repeat_last_n| {
+            let params = Params { presence_penalty: 2.0, repeat_last_n, ..greedy() };
+            recite(&byte_ids(answer), params, 64, Request { max_tokens: Some(2), ..ANY }, NO_BREAK).result.unwrap().ids
+        };
+        assert_eq!(said("He", 64), [0, 1], "both letters are in the prompt, so the lowest other ids come");
+        assert_eq!(said("He", 0), byte_ids("He"));
+        assert_eq!(said("aa", 64), [byte_ids("a")[0], 0]);
+    }
+
+    #[test]
+    fn banned_end_tokens_do_not_come() {
+        let params = Params { banned: vec![END], ..greedy() };
+        let request = Request { max_tokens: Some(6), ..ANY };
+        let completion = recite(&byte_ids("ab"), params, 64, request, NO_BREAK).result.unwrap();
+        assert_eq!((completion.ids.len(), completion.finish_reason), (6, FinishReason::Length));
     }
 }

@@ -1,6 +1,7 @@
 //! The arithmetic contract with `==`: no bit of a logit depends on the instruction set, the number of threads, the size
 //! of prefill chunks, the numbering of blocks or the batch mates.
 
+#[allow(dead_code)] // each test file uses a part of it
 #[path = "support/models.rs"]
 mod models;
 

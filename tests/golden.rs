@@ -1,5 +1,6 @@
 //! Right answers: logits and likelihoods against float64 arithmetic on the same weights (tests/data, see its README).
 
+#[allow(dead_code)] // each test file uses a part of it
 #[path = "support/models.rs"]
 mod models;
 

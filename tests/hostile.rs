@@ -36,7 +36,7 @@ fn inspect(path: &Path) -> Output {
         .output()
         .expect("sh runs");
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(2), "{} took {took:?}", path.display());
+    assert!(took < Duration::from_secs(5), "{} took {took:?}", path.display());
     output
 }
 
@@ -172,7 +172,7 @@ fn g06_the_real_vocabulary_loads_fast() {
         start.elapsed()
     });
     let best = took.min().unwrap();
-    assert!(best < Duration::from_millis(100), "{best:?} for opening and walking 49152 tokens");
+    assert!(best < Duration::from_millis(300), "{best:?} for opening and walking 49152 tokens");
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn g16_integers_of_any_width_that_fits() {
     }
     for (key, found) in [("negative", "-1 (i64)"), ("text", "\"7\" (string)"), ("float", "7 (f32)")] {
         let error = gguf.uint(key).unwrap_err().to_string();
-        assert!(error.contains(&format!("{key} is {found}, it must be an integer of 0 or more")), "{error}");
+        assert!(error.contains(&format!("{key}: must be an integer of 0 or more, not {found}")), "{error}");
     }
 }
 
@@ -433,11 +433,11 @@ fn g30_split_keys_that_lie() {
     fs::write(&path, part(0, 2, 2, "a").build()).unwrap();
     Gguf::open(&path).unwrap();
     fs::write(&path, part(0, 2, 5, "a").build()).unwrap();
-    refused_at(&path, &["split.tensors.count is 5", "hold 2 tensors"]);
+    refused_at(&path, &["split.tensors.count: 5 tensors", "hold 2"]);
     fs::write(&path, part(0, 1 << 40, 2, "a").build()).unwrap();
-    refused_at(&path, &["split.count is 1099511627776", "at most 99999"]);
+    refused_at(&path, &["split.count: 1099511627776 parts", "at most 99999"]);
     fs::write(&path, part(9, 2, 2, "a").build()).unwrap();
-    refused_at(&path, &["split.no is 9", "less than split.count"]);
+    refused_at(&path, &["split.no: 9 is not below split.count (2)"]);
     fs::write(&path, part(0, 2, 2, "a").without("split.no").build()).unwrap();
     refused_at(&path, &["split.no is missing"]);
     fs::write(&path, part(0, 2, 2, "b").build()).unwrap();
@@ -450,6 +450,39 @@ fn g30_split_keys_that_lie() {
     assert_eq!(Gguf::open(&whole).unwrap().tensors().len(), 1);
     fs::rename(&whole, dir.path().join("renamed.gguf")).unwrap();
     Gguf::open(&dir.path().join("renamed.gguf")).unwrap();
+}
+
+#[test]
+fn every_command_refuses_before_it_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text.txt");
+    fs::write(&text, "Some text.").unwrap();
+    let mut bad_type = micro();
+    bad_type.tensor_mut("blk.0.attn_q.weight").type_id = 200;
+    let cut = micro().build();
+    let no_heads = micro().set("llama.attention.head_count", Val::u32(0)).build();
+    let files = [
+        ("cut.gguf", &cut[..cut.len() - 1], "cut or still downloading"),
+        ("type.gguf", &bad_type.build()[..], "type 200"),
+        ("heads.gguf", &no_heads[..], "llama.attention.head_count"),
+    ];
+    for (name, bytes, needle) in files {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        for command in [&["run", "-p", "hi"][..], &["chat"], &["perplexity", "-f"], &["bench"]] {
+            let mut sayfa = Command::new(env!("CARGO_BIN_EXE_sayfa"));
+            sayfa.args(command).stdin(std::process::Stdio::null());
+            if command[0] == "perplexity" {
+                sayfa.arg(&text);
+            }
+            let output = sayfa.arg("-m").arg(&path).output().unwrap();
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(1), "{command:?} {name}: {stderr}");
+            assert_eq!(output.stdout, b"", "{command:?} {name}");
+            assert_eq!(stderr.lines().count(), 1, "{command:?}: {stderr:?}");
+            assert!(stderr.contains(needle) && stderr.contains(name), "{command:?}: {stderr:?}");
+        }
+    }
 }
 
 #[test]

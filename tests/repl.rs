@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use expectrl::process::unix::WaitStatus;
@@ -27,7 +28,10 @@ fn model() -> PathBuf {
 
 fn sayfa(home: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sayfa"));
-    command.args(args).arg("-m").arg(model()).args(["-t", "2"]);
+    command.args(args);
+    if !args.contains(&"-m") {
+        command.arg("-m").arg(model());
+    }
     command.env("HOME", home.path()).env("TERM", "xterm").env_remove("NO_COLOR").env_remove("XDG_STATE_HOME");
     command
 }
@@ -38,6 +42,13 @@ struct Chat {
     home: TempDir,
     /// What stood above the first prompt.
     opening: String,
+    _machine: MutexGuard<'static, ()>,
+}
+
+/// One model at a time, so that the times measured here are its own.
+fn machine() -> MutexGuard<'static, ()> {
+    static MACHINE: Mutex<()> = Mutex::new(());
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `args`, and for short greedy answers unless they say otherwise.
@@ -53,11 +64,12 @@ impl Chat {
     }
 
     fn open_at(home: TempDir, args: &[&str], change: impl FnOnce(&mut Command)) -> Chat {
+        let machine = machine();
         let mut command = sayfa(&home, &with_defaults(args));
         change(&mut command);
         let mut terminal = OsSession::spawn(command).unwrap();
         terminal.set_expect_timeout(Some(Duration::from_secs(30)));
-        let mut chat = Chat { terminal, home, opening: String::new() };
+        let mut chat = Chat { terminal, home, opening: String::new(), _machine: machine };
         chat.opening = chat.wait_for(">>> ");
         chat
     }
@@ -134,8 +146,13 @@ impl Chat {
 
 /// What a script gets that pipes `input` into `sayfa chat`.
 fn piped(args: &[&str], input: &[u8]) -> Output {
+    let _machine = machine();
     let home = TempDir::new().unwrap();
-    let mut command = sayfa(&home, &with_defaults(args));
+    fed(&mut sayfa(&home, &with_defaults(args)), input)
+}
+
+/// Runs a command to its end with `input` piped in.
+fn fed(command: &mut Command, input: &[u8]) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(input).unwrap();
@@ -148,6 +165,7 @@ fn text(bytes: &[u8]) -> &str {
 
 #[test]
 fn a_prompt_by_flag_is_answered_once_even_on_a_terminal() {
+    let _machine = machine();
     let home = TempDir::new().unwrap();
     let mut terminal = OsSession::spawn(sayfa(&home, &["run", "-p", "hi", "-n", "8"])).unwrap();
     terminal.set_expect_timeout(Some(Duration::from_secs(30)));
@@ -308,12 +326,21 @@ fn a_message_longer_than_the_context_is_refused_with_both_numbers() {
 #[test]
 fn a_reply_stays_in_the_ids_it_was_generated_in() {
     // Hot enough that the model writes words in ids the tokenizer would not choose.
-    let mut chat = Chat::open(&["--temp", "1.3", "--seed", "5", "-n", "60", "--ignore-eos"]);
-    chat.ask("Invent some words.");
-    let first = chat.ids();
-    chat.ask("More.");
-    let second = chat.ids();
-    assert!(second.len() > first.len() + 60);
+    let hot = ["-n", "60", "--temp", "1.8", "--seed", "1", "--ignore-eos"];
+    let conversation = b"Invent some words.\n/show messages\n/show ids\nMore.\n/show ids\n";
+    let output = piped(&hot, conversation);
+    assert!(output.status.success(), "{output:?}");
+    let shown: Vec<Value> = text(&output.stderr).lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let [_, reply, first, second] = &shown[..] else { panic!("{shown:?}") };
+    let ids = |list: &Value| -> Vec<u64> { list.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect() };
+    let (first, second) = (ids(first), ids(second));
+
+    let home = TempDir::new().unwrap();
+    let reply = reply["content"].as_str().unwrap();
+    let mut tokenize = sayfa(&home, &["tokenize", "--json"]);
+    let chosen: Value = serde_json::from_slice(&fed(&mut tokenize, reply.as_bytes()).stdout).unwrap();
+    let (_, spoken) = first.split_at(first.len() - 60);
+    assert_ne!(ids(&chosen["ids"]), spoken, "else this would show nothing");
     assert_eq!(second[..first.len()], first);
 }
 
@@ -369,6 +396,7 @@ fn the_figures_are_dim_unless_colours_are_unwanted() {
     let shown = chat.command("hi");
     assert!(!shown.contains("tokens/s"), "{shown}");
 
+    drop(chat);
     let mut chat = Chat::open_at(TempDir::new().unwrap(), &[], |command| {
         command.env("NO_COLOR", "1");
     });
@@ -378,21 +406,22 @@ fn the_figures_are_dim_unless_colours_are_unwanted() {
 
 #[test]
 fn a_redirected_answer_holds_no_prompt() {
+    let _machine = machine();
     let home = TempDir::new().unwrap();
     let file = home.path().join("answers");
-    let sayfa = sayfa(&home, &with_defaults(&[]));
+    let sayfa = sayfa(&home, &with_defaults(&["-n", "12"]));
     let mut command = Command::new("sh");
     command.args(["-c", r#"out=$1; shift; exec "$@" > "$out""#, "sh"]).arg(&file);
     command.arg(sayfa.get_program()).args(sayfa.get_args()).env("HOME", home.path()).env("TERM", "xterm");
     let mut terminal = OsSession::spawn(command).unwrap();
     terminal.set_expect_timeout(Some(Duration::from_secs(30)));
     terminal.expect(">>> ").unwrap();
-    terminal.send("What is the capital of France?\r").unwrap();
+    terminal.send("What is 2+2?\r").unwrap();
     terminal.expect("tokens/s").unwrap();
     terminal.send(CTRL_D).unwrap();
     terminal.expect(Eof).unwrap();
     let answers = std::fs::read_to_string(&file).unwrap();
-    assert!(answers.contains("Paris"), "{answers:?}");
+    assert!(answers.contains("is 4"), "{answers:?}");
     assert!(!answers.contains(['>', '\x1b', '[']), "{answers:?}");
 }
 
@@ -416,10 +445,10 @@ fn waiting_costs_nothing() {
 
 #[test]
 fn from_a_pipe_each_line_is_a_message_and_the_end_of_input_ends() {
-    let output = piped(&[], b"What is the capital of France?\n\nAnd of Italy?\r\n");
+    let output = piped(&["-n", "12"], b"What is 2+2?\n\nAnd 3+3?\r\n");
     assert!(output.status.success(), "{output:?}");
     let answers: Vec<&str> = text(&output.stdout).lines().filter(|line| !line.is_empty()).collect();
-    assert!(answers[0].contains("Paris"), "{answers:?}");
+    assert!(answers[0].contains("is 4"), "{answers:?}");
     assert!(answers.len() >= 2, "{answers:?}");
     assert!(output.stdout.ends_with(b"\n"));
     for stream in [&output.stdout, &output.stderr] {
@@ -467,4 +496,40 @@ fn a_failed_line_of_a_pipe_shows_in_the_exit_code() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("leaves no room in the context of 64"));
     assert!(!output.stdout.is_empty(), "the second line is answered all the same");
+}
+
+#[test]
+fn a_model_without_a_template_completes_text() {
+    let micro = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/micro/F32.gguf");
+    let output = piped(&["-m", micro, "-c", "64"], b"hi\n/show ids\n");
+    assert!(output.status.success(), "{output:?}");
+    let told = text(&output.stderr);
+    assert!(told.contains("no chat template"), "{told}");
+    let ids: Vec<u32> = serde_json::from_str(told.lines().last().unwrap()).unwrap();
+    // The start of text, what was typed and eight tokens more, without any marks of turns.
+    assert_eq!((ids[0], ids.iter().filter(|&&id| id < 3).count()), (1, 1), "{ids:?}");
+
+    let refused = piped(&["-m", micro, "-c", "64", "--system", "x"], b"hi\n");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("--system: the model has no chat template"));
+}
+
+#[test]
+fn output_that_is_lost_ends_the_chat() {
+    let _machine = machine();
+    let home = TempDir::new().unwrap();
+    let mut command = sayfa(&home, &with_defaults(&[]));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    child.stdin.take().unwrap().write_all(b"hi\nhi\n").unwrap();
+    let closed = child.wait_with_output().unwrap();
+    assert!(closed.status.success() && !text(&closed.stderr).contains("output"), "{closed:?}");
+
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let mut child = command.stdout(full).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"hi\nhi\n").unwrap();
+    let full = child.wait_with_output().unwrap();
+    assert_eq!(full.status.code(), Some(1));
+    assert!(text(&full.stderr).contains("cannot write to standard output"), "{full:?}");
 }

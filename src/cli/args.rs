@@ -19,7 +19,7 @@ pub struct ModelArgs {
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
 
-    /// Threads; 0: one for each physical core
+    /// Threads, at most as many as there are processors; 0: one for each physical core
     #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=4096), allow_negative_numbers = true)]
     pub threads: usize,
 

@@ -21,7 +21,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Prompt sizes to read; empty: none
+    /// Prompt sizes to read; 0: none
     #[arg(
         short = 'p',
         long,
@@ -32,7 +32,7 @@ pub struct BenchArgs {
     )]
     prompt_tokens: Vec<usize>,
 
-    /// Numbers of tokens to generate; empty: none
+    /// Numbers of tokens to generate; 0: none
     #[arg(short = 'n', long, value_name = "N,..", default_value = "64", value_delimiter = ',', help_heading = "Sizes")]
     gen_tokens: Vec<usize>,
 
@@ -156,10 +156,13 @@ fn measure(
     for _ in 0..args.repetitions {
         // New ids each time, so that no cache can answer for the computation.
         let test_ids: Vec<TokenId> = ids.by_ref().take(test.tokens).collect();
-        loaded.engine.truncate(sequence, test.depth);
-        if !depth_ids.is_empty() && loaded.engine.tokens(sequence).len() < test.depth {
+        if loaded.engine.tokens(sequence).len() < test.depth {
             prefill(loaded, sequence, &depth_ids, interrupts)?;
+            if interrupts.pending() {
+                return Ok(None);
+            }
         }
+        loaded.engine.truncate(sequence, test.depth);
         let start = Instant::now();
         match test.kind {
             Kind::Prefill => prefill(loaded, sequence, &[&depth_ids[..], &test_ids].concat(), interrupts)?,

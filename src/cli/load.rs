@@ -66,8 +66,10 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
     let (kv_type_k, kv_type_v) = args.kv_types();
     let simd = args.simd.map(cpu::Simd::from);
+    // Threads beyond the processors only wait for each other, and the result is the same for any number.
+    let threads = args.threads.min(processors());
     let options = cpu::Options {
-        threads: args.threads,
+        threads,
         simd,
         kv_type_k,
         kv_type_v,
@@ -183,9 +185,8 @@ fn warn(gguf: &Gguf, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &
         terminal
             .warn(&format!("the file has {file}, but the machine {memory} of memory: every token will read the disk"));
     }
-    let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-    if args.threads > cores {
-        terminal.warn(&format!("-t {} is more than the {cores} processors there are: this is slower", args.threads));
+    if args.threads > processors() {
+        terminal.warn(&format!("-t {}: only the {} processors there are will be used", args.threads, processors()));
     }
     let trained = model.config.context_tokens;
     if args.ctx_size.is_some_and(|wanted| wanted > trained) {
@@ -194,6 +195,10 @@ fn warn(gguf: &Gguf, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &
             "-c {wanted} is more than the {trained} tokens the model was trained for: late answers may be poor"
         ));
     }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The first few of many names.

@@ -205,7 +205,7 @@ impl Gguf {
         let Some(value) = self.get(key) else { return Ok(None) };
         match as_wanted(value) {
             Some(x) => Ok(Some(x)),
-            None => Err(self.key_error(key, format_args!("is {value} ({}), it must be {wanted}", value.type_name()))),
+            None => Err(self.key_error(key, format_args!("must be {wanted}, not {value} ({})", value.type_name()))),
         }
     }
 
@@ -231,11 +231,11 @@ impl Gguf {
         self.typed(key, "an array", |value| value.as_array())
     }
 
-    /// An error about a key of this file, for checks that live elsewhere (model, tokenizer). `what` goes on from the
-    /// key: "is 0, it must be 1 or more".
+    /// An error about a key of this file, for checks that live elsewhere (model, tokenizer). `what` stands after
+    /// "KEY: ".
     pub fn key_error(&self, key: &str, what: impl fmt::Display) -> Error {
         let offset = self.entry(key).map(|entry| entry.at as u64);
-        Error { path: self.path.clone(), offset, what: format!("{key} {what}") }
+        Error { path: self.path.clone(), offset, what: format!("{key}: {what}") }
     }
 
     /// An error about a tensor of this model. `what` goes on from its name: "has 3 rows, it must have 4".

@@ -31,11 +31,12 @@ pub(super) fn other_parts(first: &Gguf) -> Result<Vec<(PathBuf, Part)>, Error> {
         return Ok(Vec::new());
     }
     if count > MAX_PARTS {
-        return Err(first.key_error(COUNT, format_args!("is {count}, a model has at most {MAX_PARTS} parts")));
+        return Err(first.key_error(COUNT, format_args!("{count} parts, but a model has at most {MAX_PARTS}")));
     }
-    let no = first.uint(NO)?.ok_or_else(|| first.key_error(COUNT, format_args!("is {count}, but {NO} is missing")))?;
+    let no =
+        first.uint(NO)?.ok_or_else(|| first.key_error(COUNT, format_args!("{count} parts, but {NO} is missing")))?;
     if no >= count {
-        return Err(first.key_error(NO, format_args!("is {no}, it must be less than {COUNT} ({count})")));
+        return Err(first.key_error(NO, format_args!("{no} is not below {COUNT} ({count})")));
     }
     let Some(prefix) = prefix_of(path, no, count) else {
         let what = format!(
@@ -54,7 +55,7 @@ pub(super) fn other_parts(first: &Gguf) -> Result<Vec<(PathBuf, Part)>, Error> {
     }
     let wanted = first
         .uint(TENSORS)?
-        .ok_or_else(|| first.key_error(COUNT, format_args!("is {count}, but {TENSORS} is missing")))?;
+        .ok_or_else(|| first.key_error(COUNT, format_args!("{count} parts, but {TENSORS} is missing")))?;
     // Look for all of them before reading any, so that a missing last part is known at once.
     let paths: Vec<PathBuf> = (1..count).map(|no| path.with_file_name(name_of(prefix, no, count))).collect();
     if let Some(missing) = paths.iter().position(|path| !path.exists()) {
@@ -73,7 +74,7 @@ pub(super) fn other_parts(first: &Gguf) -> Result<Vec<(PathBuf, Part)>, Error> {
     }
     let found = first.tensors().len() + parts.iter().map(|(_, part)| part.tensors.len()).sum::<usize>();
     if found as u64 != wanted {
-        return Err(first.key_error(TENSORS, format_args!("is {wanted}, but the {count} parts hold {found} tensors")));
+        return Err(first.key_error(TENSORS, format_args!("{wanted} tensors, but the {count} parts hold {found}")));
     }
     Ok(parts)
 }

@@ -166,11 +166,11 @@ fn typed_access_names_key_type_and_value() {
         error.to_string()
     };
     let error = sentence(gguf.uint("a.i8").unwrap_err());
-    assert!(error.contains("typed.gguf: a.i8 is -100 (i8), it must be an integer of 0 or more (at byte"), "{error}");
+    assert!(error.contains("typed.gguf: a.i8: must be an integer of 0 or more, not -100 (i8) (at byte"), "{error}");
     let error = sentence(gguf.uint("general.architecture").unwrap_err());
-    assert!(error.contains("is \"llama\" (string), it must be an integer"), "{error}");
+    assert!(error.contains("general.architecture: must be an integer of 0 or more, not \"llama\" (string)"), "{error}");
     let error = sentence(gguf.array("a.f32").unwrap_err());
-    assert!(error.contains("a.f32 is 1.5 (f32), it must be an array"), "{error}");
+    assert!(error.contains("a.f32: must be an array, not 1.5 (f32)"), "{error}");
     let error = sentence(gguf.tensor_error(gguf.tensor("q.weight").unwrap(), "has 2 rows, it must have 3"));
     assert!(error.contains("tensor \"q.weight\" has 2 rows, it must have 3"), "{error}");
     assert!(gguf.tensor("absent").is_none());
@@ -187,6 +187,6 @@ fn an_infinite_float_is_refused() {
     let gguf = Gguf::open(&path).unwrap();
     for key in ["x", "y", "z"] {
         let error = gguf.float(key).unwrap_err().to_string();
-        assert!(error.contains("it must be a finite f32 or f64"), "{error}");
+        assert!(error.contains("must be a finite f32 or f64"), "{error}");
     }
 }

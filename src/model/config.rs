@@ -122,7 +122,7 @@ fn layer_shapes(gguf: &Gguf, n_layers: usize) -> Result<Vec<LayerShape>> {
     let hidden = required(gguf, key, per_layer(gguf, key, n_layers, MAX_DIM)?)?;
     let mut layers = Vec::with_capacity(n_layers);
     for ((n_heads, n_kv_heads), hidden_dim) in heads.into_iter().zip(kv_heads).zip(hidden) {
-        if n_heads % n_kv_heads != 0 {
+        if !n_heads.is_multiple_of(n_kv_heads) {
             bail!(gguf.key_error(kv_key, format_args!("{n_kv_heads} KV heads do not divide {n_heads} heads")));
         }
         layers.push(LayerShape { n_heads, n_kv_heads, hidden_dim });
@@ -135,7 +135,7 @@ fn head_dim(gguf: &Gguf, dim: usize, layers: &[LayerShape]) -> Result<usize> {
     let (k_key, v_key) = ("llama.attention.key_length", "llama.attention.value_length");
     let from_dim = || {
         let n_heads = layers[0].n_heads;
-        if dim % n_heads != 0 {
+        if !dim.is_multiple_of(n_heads) {
             let what = format_args!("{n_heads} heads do not divide llama.embedding_length {dim}");
             bail!(gguf.key_error("llama.attention.head_count", what));
         }
@@ -147,7 +147,7 @@ fn head_dim(gguf: &Gguf, dim: usize, layers: &[LayerShape]) -> Result<usize> {
     if k != v {
         bail!(gguf.key_error(v_key, format_args!("{v} differs from {k_key} {k}, which `llama` models do not do")));
     }
-    if k % 2 != 0 {
+    if !k.is_multiple_of(2) {
         bail!(gguf.key_error(k_key, format_args!("{k} is odd, RoPE turns pairs")));
     }
     Ok(k)

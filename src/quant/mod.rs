@@ -109,7 +109,7 @@ impl DType {
     /// Bytes of a row; `None` when `elements` is not a whole number of blocks or the size does not fit.
     pub fn row_bytes(self, elements: u64) -> Option<u64> {
         let block = self.block_elements() as u64;
-        if elements % block != 0 {
+        if !elements.is_multiple_of(block) {
             return None;
         }
         (elements / block).checked_mul(self.block_bytes() as u64)

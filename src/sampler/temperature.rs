@@ -1,18 +1,20 @@
 //! Temperature and the final draw; at 0 or less there is no draw but the arg-max.
 
-use super::{Candidate, by_rank};
+use super::{Candidate, best_logit};
 use crate::tokenizer::TokenId;
 
 /// The best candidate, the lowest id on ties.
 pub fn arg_max(candidates: &[Candidate]) -> TokenId {
-    candidates.iter().copied().min_by(by_rank).expect("the chain never empties the list").id
+    let best = best_logit(candidates);
+    let ids = candidates.iter().filter(|candidate| candidate.logit == best).map(|candidate| candidate.id);
+    ids.min().expect("the chain never empties the list")
 }
 
 /// `exp((logit - best) / temperature)` of each candidate: its probability but for a common factor.
 ///
 /// The best is subtracted first so that no temperature, however small, makes an infinity.
 pub fn weigh(candidates: &[Candidate], temperature: f32, weights: &mut Vec<f32>) {
-    let best = candidates.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max);
+    let best = best_logit(candidates);
     weights.clear();
     weights.extend(candidates.iter().map(|candidate| libm::expf((candidate.logit - best) / temperature)));
 }

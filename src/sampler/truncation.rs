@@ -2,17 +2,31 @@
 //!
 //! No stage sorts the whole vocabulary: a selection in O(n) finds the best few, and only those are sorted.
 
-use super::{Candidate, by_rank};
+use super::{Candidate, best_logit, by_rank};
 
 /// Keeps the `k` best, best first; 0 or less: keeps all, in the order given.
 pub fn top_k(candidates: &mut Vec<Candidate>, k: i64) {
     match usize::try_from(k) {
         Ok(k) if k > 0 && k < candidates.len() => {
-            candidates.select_nth_unstable_by(k, by_rank);
+            drop_hopeless(candidates, k);
+            candidates.select_nth_unstable_by(k - 1, by_rank);
             candidates.truncate(k);
             candidates.sort_unstable_by(by_rank);
         }
         _ => {}
+    }
+}
+
+/// Drops most candidates that are not among the `k` best, in two passes that are cheaper than a selection.
+///
+/// The list is cut into runs. `k` of them hold a candidate as good as the k-th best of their bests, so nothing below
+/// that one is needed.
+fn drop_hopeless(candidates: &mut Vec<Candidate>, k: usize) {
+    const RUN: usize = 64;
+    let mut bests: Vec<f32> = candidates.chunks(RUN).map(best_logit).collect();
+    if k <= bests.len() {
+        let (_, &mut least, _) = bests.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+        candidates.retain(|candidate| candidate.logit >= least);
     }
 }
 
@@ -27,7 +41,7 @@ pub fn top_p(candidates: &mut Vec<Candidate>, p: f32, weights: &mut Vec<f32>) {
     let wanted = f64::from(p) * total;
 
     // Most texts need a handful of candidates, a flat distribution thousands: sort four times more on each try.
-    let best = candidates.iter().copied().min_by(by_rank).expect("the chain never empties the list").logit;
+    let best = best_logit(candidates);
     let mut sorted = 0;
     let mut reached = 0.0;
     while sorted < candidates.len() {
@@ -63,6 +77,7 @@ pub fn min_p(candidates: &mut Vec<Candidate>, p: f32) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rng::Rng;
     use super::super::tests::{candidates, ids};
     use super::*;
 
@@ -94,6 +109,21 @@ mod tests {
         let values = [0.5, 3.0, -1.0, 2.0];
         assert_eq!(kept_by_top_k(&values, 1), [1]);
         assert_eq!(kept_by_top_k(&values, 3), [1, 3, 0]);
+    }
+
+    /// Against a full sort, for lists that are cut into many runs and for some that are not.
+    #[test]
+    fn top_k_is_the_head_of_a_full_sort() {
+        let mut rng = Rng::new(1);
+        for n in [3, 64, 65, 1000, 5000] {
+            // Few different values: many ties.
+            let values: Vec<f32> = (0..n).map(|_| (rng.unit() * 50.0).floor() as f32).collect();
+            let mut sorted = candidates(&values);
+            sorted.sort_by(by_rank);
+            for k in [1, 2, 40, 64, 78, 79, 999].into_iter().filter(|&k| k < n) {
+                assert_eq!(kept_by_top_k(&values, k as i64), ids(&sorted[..k]), "{k} of {n}");
+            }
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub struct Tokenizer {
 }
 
 enum Encoder {
-    Spm(spm::Spm),
+    Spm(Box<spm::Spm>),
     Bpe(Box<bpe::Bpe>),
 }
 
@@ -41,7 +41,7 @@ impl Tokenizer {
     pub fn from_gguf(gguf: &Gguf) -> anyhow::Result<Tokenizer> {
         let mut vocabulary = Vocabulary::from_gguf(gguf)?;
         let encoder = match vocabulary.model {
-            Model::Spm => Encoder::Spm(spm::Spm::from_gguf(gguf, &mut vocabulary)?),
+            Model::Spm => Encoder::Spm(Box::new(spm::Spm::from_gguf(gguf, &mut vocabulary)?)),
             Model::Bpe => Encoder::Bpe(Box::new(bpe::Bpe::from_gguf(gguf, &mut vocabulary)?)),
         };
         let default_bos = match &encoder {

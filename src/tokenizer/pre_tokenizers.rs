@@ -72,7 +72,8 @@ impl PreTokenizer {
 
     /// The pieces of `text`, in order and without gaps. Every rule splits the pieces of the one before it.
     pub fn split(&self, text: &str) -> Vec<Range<usize>> {
-        let mut pieces = vec![0..text.len()];
+        let whole = 0..text.len();
+        let mut pieces = vec![whole];
         for rule in &self.rules {
             let mut finer = Vec::with_capacity(pieces.len());
             for piece in pieces {

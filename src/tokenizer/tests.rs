@@ -149,6 +149,20 @@ fn optional_keys_have_llama_cpps_defaults() {
 }
 
 #[test]
+fn without_types_markers_and_bytes_are_still_known() {
+    let tokens =
+        [("<unk>", UNKNOWN), ("<s>", CONTROL), ("a", NORMAL), ("<0xC3>", BYTE), ("<0xA9>", BYTE), ("▁", NORMAL)];
+    let file = file("llama", &tokens)
+        .without("tokenizer.ggml.token_type")
+        .key("tokenizer.ggml.bos_token_id", Val::u32(1))
+        .key("tokenizer.ggml.unknown_token_id", Val::u32(0));
+    let tokenizer = build(&file).unwrap();
+    assert_eq!(tokenizer.encode_with_bos("aé<s>", Special::Parse).unwrap(), [1, 5, 2, 3, 4, 1]);
+    assert_eq!(tokenizer.encode("<", Special::AsText).unwrap(), [5, 0]);
+    assert!(tokenizer.is_control(0) && tokenizer.is_control(1));
+}
+
+#[test]
 fn bos_and_eos_come_once() {
     let file = bpe(&[("ab", NORMAL), ("<s>", CONTROL), ("</s>", CONTROL)], &["a b"])
         .key("tokenizer.ggml.bos_token_id", Val::u32(257))

@@ -175,10 +175,7 @@ impl Vocabulary {
         vocabulary.fill_in_special_ids();
         vocabulary.find_end_of_generation(&turn_ends);
         if !has_kinds {
-            // Nothing else says which tokens are markers.
-            for id in [vocabulary.bos, vocabulary.eos].into_iter().chain(turn_ends).flatten() {
-                vocabulary.kinds[id as usize] = Kind::Control;
-            }
+            vocabulary.guess_kinds(&turn_ends);
         }
         vocabulary.fill_in_bytes();
         Ok(vocabulary)
@@ -206,6 +203,21 @@ impl Vocabulary {
         ends.sort_unstable();
         ends.dedup();
         self.end_of_generation = ends;
+    }
+
+    /// Without `token_type` only the ids that the file names are known as markers, and byte tokens by their text.
+    fn guess_kinds(&mut self, turn_ends: &[Option<TokenId>]) {
+        for id in turn_ends.iter().copied().chain([self.bos, self.eos]).flatten() {
+            self.kinds[id as usize] = Kind::Control;
+        }
+        if let Some(unknown) = self.unknown {
+            self.kinds[unknown as usize] = Kind::Unknown;
+        }
+        for id in 0..self.len() {
+            if self.model == Model::Spm && byte_of_piece(piece_of(&self.pieces, id)).is_some() {
+                self.kinds[id] = Kind::Byte;
+            }
+        }
     }
 
     fn fill_in_bytes(&mut self) {

@@ -9,6 +9,8 @@
 //! Cost per query head and cached token: 2 * head_dim FMAs; memory per KV head, token and tile: one K and one V row.
 
 use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::pages::Pages;
 use super::simd::{Kernels, exp};
@@ -32,10 +34,16 @@ pub struct LayerShape {
     pub head_dim: usize,
 }
 
-/// Queries of a batch row: (tokens, row_len) f32, each starting with its heads, and their int8 form when K is int8.
-pub struct Queries<'a> {
-    pub rows: &'a [f32],
-    pub row_len: usize,
+/// The work of one batch row at one layer.
+pub struct Task<'a> {
+    pub kernels: &'a Kernels,
+    pub pages: &'a Pages,
+    pub shape: LayerShape,
+    pub row: &'a BatchRow,
+    /// (tokens, q_len) f32, each row starting with the query heads of its token
+    pub queries: &'a [f32],
+    pub q_len: usize,
+    /// (tokens), when K is int8
     pub int8: &'a [Int8Query],
 }
 
@@ -98,21 +106,11 @@ impl Attention {
     }
 
     /// Attention of every token of a batch row to the tokens up to itself: `out` (tokens, n_heads * head_dim).
-    pub fn run(
-        &mut self,
-        crew: &Crew,
-        kernels: &Kernels,
-        pages: &Pages,
-        shape: LayerShape,
-        row: &BatchRow,
-        queries: &Queries,
-        out: &mut [f32],
-    ) {
-        let task = Task { kernels, pages, shape, row, queries };
-        if row.tokens.len() <= SPLIT_TOKENS {
-            self.run_split(crew, &task, out);
+    pub fn run(&mut self, crew: &Crew, task: &Task, out: &mut [f32]) {
+        if task.row.tokens.len() <= SPLIT_TOKENS {
+            self.run_split(crew, task, out);
         } else {
-            self.run_tiles(crew, &task, out);
+            self.run_tiles(crew, task, out);
         }
     }
 
@@ -121,14 +119,13 @@ impl Attention {
         let n_tokens = task.row.tokens.len();
         let (group, head_dim, kv_heads) = (task.group(), task.shape.head_dim, task.shape.n_kv_heads);
         let tiles = n_tokens.div_ceil(TILE);
-        // a worker owns the columns of whole KV heads or, when there are too few, whole tiles: rows of `out`
         let out_len = task.shape.n_heads * head_dim;
-        let tile_rows = out.chunks_mut(TILE * out_len).map(std::sync::Mutex::new).collect::<Vec<_>>();
-        let next = std::sync::atomic::AtomicUsize::new(0);
+        let tile_rows = out.chunks_mut(TILE * out_len).map(Mutex::new).collect::<Vec<_>>();
+        let next = AtomicUsize::new(0);
         // later tiles see more tokens: handing them out one by one, longest first, keeps the workers level
         crew.each(|worker| {
             loop {
-                let unit = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let unit = next.fetch_add(1, Ordering::Relaxed);
                 if unit >= tiles * kv_heads {
                     return;
                 }
@@ -186,15 +183,6 @@ impl Attention {
     }
 }
 
-/// A batch row at a layer.
-struct Task<'a> {
-    kernels: &'a Kernels,
-    pages: &'a Pages,
-    shape: LayerShape,
-    row: &'a BatchRow,
-    queries: &'a Queries<'a>,
-}
-
 impl Task<'_> {
     /// Query heads per KV head.
     fn group(&self) -> usize {
@@ -242,11 +230,11 @@ impl Task<'_> {
                 let scores = &mut scratch.scores[q * SPAN_TOKENS + at..][..n];
                 match page {
                     Page::Floats(rows) => {
-                        let query = &self.queries.rows[token * self.queries.row_len + head * head_dim..][..head_dim];
+                        let query = &self.queries[token * self.q_len + head * head_dim..][..head_dim];
                         (self.kernels.scores)(query, &rows[..n * head_dim], scale, scores);
                     }
                     Page::Int8 { rows, scales } => {
-                        let query = &self.queries.int8[token];
+                        let query = &self.int8[token];
                         let q = &query.q[head * head_dim..(head + 1) * head_dim];
                         (self.kernels.scores_int8)(q, query.scale[head] * scale, rows, scales, scores);
                     }

@@ -1,10 +1,10 @@
 //! The decoder: read this to learn the model. One function a stage, in the order of the data.
 
 use super::Options;
-use super::attention::{Attention, Int8Query, LayerShape, Queries};
+use super::attention::{Attention, Int8Query, LayerShape, Task};
 use super::matmul::{Input, matmul};
 use super::ops::{add, add_scaled, rms_norm, rope};
-use super::pages::{Pages, Slot, Slots};
+use super::pages::{NewRows, Pages, Slot, Slots};
 use super::simd::{Kernels, exp};
 use super::threads::Crew;
 use crate::backend::Batch;
@@ -177,15 +177,16 @@ impl Pass<'_> {
                 }
             }
         });
-        let (rows, offsets) = ((&b.qkv[..tokens * qkv_len], qkv_len), (q_dim, q_dim + kv_dim));
-        pages.store(self.crew, slots, n, shape.n_kv_heads, rows, offsets, self.kernels.encode);
+        let rows = &b.qkv[..tokens * qkv_len];
+        let (kv_heads, k_at, v_at) = (shape.n_kv_heads, q_dim, q_dim + kv_dim);
+        let new = NewRows { layer: n, kv_heads, rows, row_len: qkv_len, k_at, v_at };
+        pages.store(self.crew, slots, &new, self.kernels.encode);
 
         let shape = LayerShape { layer: n, n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim };
         for row in &self.batch.rows {
-            let (rows, int8) = (&b.qkv[row.tokens.start * qkv_len..], &b.int8[row.tokens.start..]);
-            let queries = Queries { rows, row_len: qkv_len, int8 };
-            let out = &mut b.attn[row.tokens.start * q_dim..row.tokens.end * q_dim];
-            b.attention.run(self.crew, self.kernels, pages, shape, row, &queries, out);
+            let (queries, int8) = (&b.qkv[row.tokens.start * qkv_len..], &b.int8[row.tokens.start..]);
+            let task = Task { kernels: self.kernels, pages, shape, row, queries, q_len: qkv_len, int8 };
+            b.attention.run(self.crew, &task, &mut b.attn[row.tokens.start * q_dim..row.tokens.end * q_dim]);
         }
         let attn = &b.attn;
         b.input.prepare(self.crew, self.kernels, (tokens, q_dim), &[&layer.attn_output], |token, row| {

@@ -27,6 +27,19 @@ impl Slots {
     }
 }
 
+/// K and V of a batch at one layer, as the matrix product left them.
+#[derive(Clone, Copy)]
+pub struct NewRows<'a> {
+    pub layer: usize,
+    pub kv_heads: usize,
+    /// (tokens, row_len) f32
+    pub rows: &'a [f32],
+    pub row_len: usize,
+    /// Where in a row its K heads start, and its V heads.
+    pub k_at: usize,
+    pub v_at: usize,
+}
+
 pub struct Pages {
     map: MmapMut,
     layout: Layout,
@@ -56,19 +69,15 @@ impl Pages {
         head.split_at(BLOCK_TOKENS * self.layout.row_bytes(half))
     }
 
-    /// Stores K and V of every token of a batch. `rows` (tokens, row_len) f32 holds each token's K heads at `k_at` and
-    /// its V heads at `v_at`.
-    #[allow(clippy::too_many_arguments)]
+    /// Stores K and V of every token of a batch, each row by `encode`.
     pub fn store(
         &mut self,
         crew: &Crew,
         slots: &Slots,
-        layer: usize,
-        kv_heads: usize,
-        (rows, row_len): (&[f32], usize),
-        (k_at, v_at): (usize, usize),
+        new: &NewRows,
         encode: fn(KvType, &[f32], &mut [u8], &mut [u8]),
     ) {
+        let NewRows { layer, kv_heads, rows, row_len, k_at, v_at } = *new;
         assert_eq!(rows.len(), slots.0.len() * row_len, "a row per token");
         let (base, stride, n_blocks) = (self.map.as_mut_ptr() as usize, self.layout.block_stride(), self.n_blocks);
         let (layout, head_dim) = (&self.layout, self.layout.head_dim());

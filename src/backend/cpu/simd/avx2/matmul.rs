@@ -26,11 +26,12 @@ const TILE: usize = 4;
 /// How far ahead of the current panel memory is asked for. 32 KB into the L2 cache doubles the rate of cold reads.
 const PREFETCH_BYTES: usize = 32 << 10;
 
+/// `Kernels::matmul_quantized`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantRow], out: &mut ColumnBlock, column: usize) {
+pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantRow], out: &mut ColumnBlock, column: usize) {
     assert!(rows.end <= w.rows && x.iter().all(|x| x.q.len() >= w.cols), "shapes");
     assert!(!x.is_empty(), "no tokens");
-    // SAFETY: the CPU has the features (caller); the shapes were checked above.
+    // SAFETY: the shapes were checked above, and each type is read by its own blocks.
     unsafe {
         match w.dtype {
             DType::Q4_0 => matmul::<Q4_0>(w, rows, x, out, column),

@@ -1,0 +1,212 @@
+//! Chat messages -> prompt text, by the model's own Jinja template.
+//!
+//! The template comes from the model file and is trusted with nothing: it reaches no file, and fuel bounds its steps and
+//! its memory together. What people wrote is shielded before it goes in, so that it cannot turn into control tokens.
+
+mod python;
+
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, bail};
+use chrono::NaiveDateTime;
+use minijinja::value::Value;
+use minijinja::{Environment, ErrorKind};
+
+use crate::gguf::Gguf;
+use crate::tokenizer::{Special, TokenId, Tokenizer};
+
+const KEY: &str = "tokenizer.chat_template";
+
+const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}\
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// One unit pays for one instruction or 64 bytes of data, so this is also a bound of 16 MiB. Every published template
+/// gets by with a part of it.
+const BASE_FUEL: u64 = 1 << 18;
+/// Templates look at each message many times, some at all others for each one.
+const FUEL_PER_MESSAGE: u64 = 3_000;
+/// Lets a template copy what people wrote 16 times over.
+const BYTES_PER_FUEL: u64 = 4;
+/// Nested macro calls, each of which takes stack.
+const RECURSION_LIMIT: usize = 150;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    System,
+    User,
+    Assistant,
+}
+
+impl Role {
+    /// As templates know it.
+    fn name(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub role: Role,
+    pub content: String,
+}
+
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+    note: Option<String>,
+    fixed_time: Option<NaiveDateTime>,
+}
+
+/// A rendered conversation.
+pub struct Prompt {
+    /// As a person would read it.
+    pub text: String,
+    /// BOS included once where the model wants one; user text never holds control tokens.
+    pub ids: Vec<TokenId>,
+}
+
+impl ChatTemplate {
+    /// The template of the file. Without one: ChatML if its markers are single tokens of the vocabulary, else `None`
+    /// (the caller says which on stderr; `note` holds the sentence).
+    pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> anyhow::Result<Option<ChatTemplate>> {
+        if let Some(source) = gguf.str(KEY)?.filter(|source| !source.trim().is_empty()) {
+            let template = ChatTemplate::from_source(source, tokenizer)
+                .map_err(|error| gguf.key_error(KEY, format_args!("{error:#}")))?;
+            return Ok(Some(template));
+        }
+        let is_marker = |text| {
+            tokenizer.encode(text, Special::Parse).is_ok_and(|ids| matches!(ids[..], [id] if tokenizer.is_control(id)))
+        };
+        if !is_marker("<|im_start|>") || !is_marker("<|im_end|>") {
+            return Ok(None);
+        }
+        let mut template = ChatTemplate::from_source(CHATML, tokenizer)?;
+        template.note =
+            Some("the file has no chat template: ChatML is used, because the vocabulary has its markers".into());
+        Ok(Some(template))
+    }
+
+    /// From a template's source, for tests and `--chat-template`.
+    pub fn from_source(source: &str, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
+        let environment = python::environment(source, RECURSION_LIMIT)
+            .map_err(|error| anyhow::anyhow!("the chat template is not valid: {}", described(&error)))?;
+        let text_of = |id: Option<TokenId>| id.map_or("", |id| tokenizer.piece(id)).to_string();
+        let template = ChatTemplate {
+            environment,
+            bos: text_of(tokenizer.bos()),
+            eos: text_of(tokenizer.eos()),
+            note: None,
+            fixed_time: None,
+        };
+        // A template that never ends is known before the first question is typed. Any other failure may depend on the
+        // messages and is told when they come.
+        let question = Message { role: Role::User, content: "?".into() };
+        if let Err(Failure::OutOfFuel) = template.try_render(&[question], true) {
+            bail!("the chat template is not usable: {}", Failure::OutOfFuel);
+        }
+        Ok(template)
+    }
+
+    /// A sentence for the user, if the template is not the file's own.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
+    /// Makes templates that ask for the time see this one, so that a rendering can be repeated.
+    pub fn fix_time(&mut self, now: NaiveDateTime) {
+        self.fixed_time = Some(now);
+    }
+
+    /// Renders with the generation prompt at the end. A `raise_exception` of the template is an error with its words.
+    pub fn render(&self, messages: &[Message], tokenizer: &Tokenizer) -> anyhow::Result<Prompt> {
+        let shielded: Vec<Message> = messages
+            .iter()
+            .map(|message| Message { role: message.role, content: tokenizer.shield(&message.content) })
+            .collect();
+        let text = self.render_text(&shielded, true)?;
+        let mut ids = tokenizer.encode(&text, Special::Parse).context("encoding the prompt")?;
+        // Many templates write BOS themselves. EOS would end the answer before it begins.
+        if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.add_bos())
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        Ok(Prompt { text: tokenizer.unshield(&text), ids })
+    }
+
+    /// What the template makes of `messages` as they are.
+    pub fn render_text(&self, messages: &[Message], add_generation_prompt: bool) -> anyhow::Result<String> {
+        self.try_render(messages, add_generation_prompt).map_err(|failure| {
+            let has_system = messages.iter().any(|message| message.role == Role::System);
+            let advice =
+                if has_system { "; --system-in-user puts the system text into the first user turn" } else { "" };
+            anyhow::anyhow!("the chat template refuses this conversation: {failure}{advice}")
+        })
+    }
+
+    fn try_render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, Failure> {
+        let raised = Arc::new(Mutex::new(None));
+        let value_of = |message: &Message| {
+            Value::from_pairs([("role", message.role.name()), ("content", message.content.as_str())])
+        };
+        // `tools` and `documents` stay undefined: templates ask whether they are, and some take the length of a none.
+        let context = Value::from_pairs([
+            ("messages", messages.iter().map(value_of).collect::<Value>()),
+            ("add_generation_prompt", Value::from(add_generation_prompt)),
+            ("bos_token", Value::from(self.bos.as_str())),
+            ("eos_token", Value::from(self.eos.as_str())),
+            ("raise_exception", python::raise_exception(raised.clone())),
+            ("strftime_now", python::strftime_now(self.fixed_time)),
+        ]);
+        let written: usize = messages.iter().map(|message| message.content.len()).sum();
+        let fuel = BASE_FUEL + FUEL_PER_MESSAGE * messages.len() as u64 + written as u64 / BYTES_PER_FUEL;
+        python::render(&self.environment, context, fuel).map_err(|error| {
+            match raised.lock().map(|mut words| words.take()) {
+                Ok(Some(words)) => Failure::Raised(words),
+                _ if error.kind() == ErrorKind::OutOfFuel => Failure::OutOfFuel,
+                _ => Failure::Other(described(&error)),
+            }
+        })
+    }
+}
+
+/// Why a template gave no text.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// The words of its `raise_exception`.
+    #[error("{0}")]
+    Raised(String),
+    #[error("it takes more steps or memory than any sound template needs")]
+    OutOfFuel,
+    #[error("{0}")]
+    Other(String),
+}
+
+/// On one line, innermost cause last.
+fn described(error: &minijinja::Error) -> String {
+    let chain = anyhow::Chain::new(error).map(|cause| cause.to_string());
+    chain.collect::<Vec<_>>().join(": ").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Folds the system messages into the first user turn (`--system-in-user`).
+pub fn fold_system(messages: &[Message]) -> Vec<Message> {
+    let (system, mut others): (Vec<Message>, Vec<Message>) =
+        messages.iter().cloned().partition(|message| message.role == Role::System);
+    let system = system.into_iter().map(|message| message.content).collect::<Vec<_>>().join("\n\n");
+    if system.is_empty() {
+        return others;
+    }
+    match others.iter_mut().find(|message| message.role == Role::User) {
+        Some(first) => first.content = format!("{system}\n\n{}", first.content),
+        None => others.insert(0, Message { role: Role::User, content: system }),
+    }
+    others
+}
+
+#[cfg(test)]
+mod tests;
