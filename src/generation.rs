@@ -256,7 +256,7 @@ mod tests {
 
     use super::*;
     use crate::backend::{Backend, Batch, Info};
-    use crate::engine::Options;
+    use crate::engine::{OnFull, Options};
     use crate::gguf::Gguf;
     use crate::kv::layout::BlockId;
     use crate::sampler::Params;
@@ -407,7 +407,12 @@ mod tests {
             }
             Ok(&self.logits)
         }
+        fn copy_block(&mut self, _: BlockId, _: BlockId) {}
         fn release_blocks(&mut self, _: &[BlockId]) {}
+        fn read_block(&self, _: BlockId, contents: &mut [u8]) {
+            contents.fill(0);
+        }
+        fn write_block(&mut self, _: BlockId, _: &[u8]) {}
     }
 
     /// The micro model's tokenizer: one token a byte, three control tokens before them.
@@ -437,6 +442,8 @@ mod tests {
         let gguf = Gguf::open(&path).unwrap();
         let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
         let info = Info {
+            identity: 1,
+            block_bytes: 1,
             device: "reciter".into(),
             threads: 1,
             vocab: VOCAB,
@@ -449,7 +456,11 @@ mod tests {
         };
         let prompt = byte_ids("Hey:");
         let backend = Reciter { info, prompt_len: prompt.len(), answer: answer.to_vec(), logits: Vec::new() };
-        let mut engine = Engine::new(Box::new(backend), &Options { context_tokens, sequences: 1 }).unwrap();
+        let mut engine = Engine::new(
+            Box::new(backend),
+            &Options { context_tokens, sequences: 1, cache_tokens: 0, on_full: OnFull::Stop },
+        )
+        .unwrap();
         let sequence = engine.new_sequence();
         let (mut pieces, mut prefills, mut seen) = (Vec::new(), 0, 0);
         let mut on_event = |event: Event| {

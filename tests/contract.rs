@@ -57,7 +57,7 @@ fn every_table_and_thread_count_gives_the_bits_of_scalar_code() {
     for path in micro_models() {
         let model = load(&path);
         let tokens = &long_text(model.config.vocab)[..41];
-        for kv_type in [KvType::F16, KvType::F32] {
+        for kv_type in [KvType::F16, KvType::F32, KvType::Int8] {
             let run = |simd, threads| {
                 let setting = Setting { simd: Some(simd), threads, kv_type, ..Setting::default() };
                 all_logits(&mut engine(&model, setting), tokens)
@@ -119,7 +119,12 @@ fn decode_together(model: &Arc<Model>, texts: &[&[u32]], pages: &[Vec<BlockId>])
             let at = batch.tokens.len();
             batch.tokens.push(texts[i][step]);
             batch.wanted.push(at);
-            batch.rows.push(BatchRow { tokens: at..at + 1, cached_tokens: step, pages: pages[i].clone() });
+            batch.rows.push(BatchRow {
+                tokens: at..at + 1,
+                cached_tokens: step,
+                first_position: step,
+                pages: pages[i].clone(),
+            });
         }
         let rows = backend.forward(&batch).expect("a sound batch");
         for (&i, row) in alive.iter().zip(rows.chunks(model.config.vocab)) {
@@ -156,7 +161,12 @@ fn a_prompt_beside_a_decoding_sequence_changes_no_bit() {
     let want_other = decode_together(&model, &[other], &[vec![0, 1]]);
 
     let mut backend = backend(&model, 16);
-    let row = |tokens, cached_tokens, pages: &[BlockId]| BatchRow { tokens, cached_tokens, pages: pages.to_vec() };
+    let row = |tokens, cached_tokens, pages: &[BlockId]| BatchRow {
+        tokens,
+        cached_tokens,
+        first_position: cached_tokens,
+        pages: pages.to_vec(),
+    };
     let first = Batch { tokens: other[..19].to_vec(), rows: vec![row(0..19, 0, &[4, 8])], wanted: vec![] };
     backend.forward(&first).expect("a sound batch");
     let mut tokens = prompt.to_vec();

@@ -64,8 +64,8 @@ pub trait Backend: Send {
     /// Computes a batch, leaving K and V of its tokens in their pages: logits (n_wanted, vocab) f32.
     fn forward(&mut self, batch: &Batch) -> anyhow::Result<&[f32]>;
 
-    /// Copies whole blocks (from, to).
-    fn copy_blocks(&mut self, copies: &[(BlockId, BlockId)]);
+    /// Copies a whole block.
+    fn copy_block(&mut self, from: BlockId, to: BlockId);
 
     /// Gives back the memory of blocks that nobody owns.
     fn release_blocks(&mut self, blocks: &[BlockId]);

@@ -95,7 +95,10 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
         );
     }
     warn(&gguf, &model, &texts, args, terminal);
-    let engine = Engine::new(backend, &engine::Options { context_tokens, sequences: 1 })?;
+    let engine = Engine::new(
+        backend,
+        &engine::Options { context_tokens, sequences: 1, cache_tokens: context_tokens, on_full: engine::OnFull::Stop },
+    )?;
     let name = texts.path.file_name().unwrap_or(texts.path.as_os_str()).to_string_lossy().into_owned();
     Ok(Loaded {
         name,

@@ -3,7 +3,7 @@
 //! A sequence holds only the pages its tokens fill: waste is at most `BLOCK_TOKENS - 1` tokens. Full pages of a sequence
 //! that is whole from position 0 are published: other sequences that begin alike take them over instead of computing
 //! them, also after their first owner is gone. Published and shared pages never change: who appends into one gets a
-//! copy first. What a page table cannot do itself, moving bytes, is returned as a list for the backend.
+//! copy first. What a page table cannot do itself, moving bytes, is returned for the backend to do.
 
 pub mod layout;
 pub mod pool;
@@ -45,6 +45,15 @@ impl PageTable {
     pub fn is_whole(&self) -> bool {
         self.is_whole
     }
+}
+
+/// What a backend must do before the next write, in this order.
+#[derive(Debug, Default)]
+pub struct Moves {
+    /// (from, to): the page that the sequence goes on in was not its own.
+    pub copy: Option<(BlockId, BlockId)>,
+    /// Nobody owns these any more.
+    pub freed: Vec<BlockId>,
 }
 
 /// Blocks by what they are, for people.
@@ -96,8 +105,8 @@ impl KvCache {
         PageTable { pages: table.pages.clone(), ..*table }
     }
 
-    /// Makes room for `n` more tokens, or changes nothing. The copies (from, to) must be made before the next write.
-    pub fn append(&mut self, table: &mut PageTable, n: usize) -> Result<Vec<(BlockId, BlockId)>, OutOfBlocks> {
+    /// Makes room for `n` more tokens, or changes nothing.
+    pub fn append(&mut self, table: &mut PageTable, n: usize) -> Result<Moves, OutOfBlocks> {
         let pages = (table.tokens + n).div_ceil(BLOCK_TOKENS);
         let last_partial = (!table.tokens.is_multiple_of(BLOCK_TOKENS) && n > 0).then(|| table.pages.len() - 1);
         let to_copy = last_partial.filter(|&page| self.pool.is_immutable(table.pages[page]));
@@ -117,17 +126,16 @@ impl KvCache {
                 }
             }
         }
-        let mut copies = vec![];
+        let mut moves = Moves::default();
         if let Some(page) = to_copy {
             let (from, to) = (table.pages[page], fresh.remove(0));
-            copies.push((from, to));
-            self.pool.release(from);
             table.pages[page] = to;
             table.published = table.published.min(page);
+            moves = Moves { copy: Some((from, to)), freed: self.give_up(vec![from]) };
         }
         table.pages.extend(fresh);
         table.tokens += n;
-        Ok(copies)
+        Ok(moves)
     }
 
     /// Lists the full pages of a whole sequence, whose tokens are `tokens`, for reuse by others.

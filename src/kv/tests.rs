@@ -48,13 +48,15 @@ impl World {
     fn append(&mut self, i: usize, tokens: &[u32]) -> bool {
         let (table, held) = &mut self.sequences[i];
         let before = (table.pages.clone(), table.tokens);
-        let Ok(copies) = self.cache.append(table, tokens.len()) else {
+        let Ok(moves) = self.cache.append(table, tokens.len()) else {
             assert_eq!(before, (table.pages.clone(), table.tokens), "a failed append changes nothing");
             return false;
         };
-        for (from, to) in copies {
-            let contents = self.memory[&from];
-            self.memory.insert(to, contents);
+        if let Some((from, to)) = moves.copy {
+            self.memory.insert(to, self.memory[&from]);
+        }
+        for block in moves.freed {
+            self.memory.insert(block, [u32::MAX; BLOCK_TOKENS]);
         }
         for (at, &token) in (held.len()..).zip(tokens) {
             let block = table.pages[at / BLOCK_TOKENS];
@@ -156,9 +158,9 @@ proptest! {
 
 #[test]
 fn a_prompt_takes_over_the_pages_of_one_that_began_alike_also_after_it_is_gone() {
-    let mut world = World::new();
     let prompt: Vec<u32> = (0..50).collect();
     for owner_lives in [true, false] {
+        let mut world = World::new();
         world.sequences.push(Default::default());
         assert!(world.append(0, &prompt));
         let (mut first, _) = world.sequences.remove(0);
@@ -172,7 +174,10 @@ fn a_prompt_takes_over_the_pages_of_one_that_began_alike_also_after_it_is_gone()
             assert_eq!(second.pages()[..3], first.pages()[..3]);
         }
         world.cache.truncate(&mut second, 0);
-        world.cache.truncate(&mut first, 0);
+        if owner_lives {
+            world.cache.truncate(&mut first, 0);
+        }
+        assert_eq!((world.cache.usage().live, world.cache.usage().cached), (0, 3));
     }
 }
 

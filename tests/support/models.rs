@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sayfa::backend::cpu::{self, Activations, Simd};
-use sayfa::engine::{Engine, Options};
+use sayfa::engine::{Engine, OnFull, Options};
 use sayfa::gguf::Gguf;
 use sayfa::kv::layout::KvType;
 use sayfa::model::{Model, RopeOverrides};
@@ -20,6 +20,7 @@ pub struct Setting {
     pub batch_logits: usize,
     pub activations: Activations,
     pub context_tokens: usize,
+    pub on_full: OnFull,
 }
 
 impl Default for Setting {
@@ -32,6 +33,7 @@ impl Default for Setting {
             batch_logits: 32,
             activations: Activations::Int8,
             context_tokens: 512,
+            on_full: OnFull::Stop,
         }
     }
 }
@@ -67,7 +69,8 @@ pub fn options(setting: Setting) -> cpu::Options {
 
 pub fn engine(model: &Arc<Model>, setting: Setting) -> Engine {
     let backend = cpu::open(model.clone(), &options(setting)).expect("this CPU runs the tests");
-    let options = Options { context_tokens: setting.context_tokens, sequences: 2 };
+    let context_tokens = setting.context_tokens;
+    let options = Options { context_tokens, sequences: 2, cache_tokens: context_tokens, on_full: setting.on_full };
     Engine::new(backend, &options).expect("a small context fits")
 }
 

@@ -117,8 +117,8 @@ impl Backend for Cpu {
         Ok(self.buffers.logits(wanted, self.info.vocab))
     }
 
-    fn copy_blocks(&mut self, copies: &[(BlockId, BlockId)]) {
-        copies.iter().for_each(|&(from, to)| self.pages.copy(from, to));
+    fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        self.pages.copy(from, to);
     }
 
     fn release_blocks(&mut self, blocks: &[BlockId]) {
