@@ -78,6 +78,7 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
         activations: cpu::Activations::Int8,
     };
     let backend = cpu::open(model.clone(), &options)?;
+    terminal.info(&format!("{}: {}", path.display(), backend.info().device));
     // Before the long work: a context that does not fit is refused at once.
     let context_tokens = choose_context(args, &model.config, backend.info(), machine::available_memory(), terminal)?;
     // The vocabulary needs a core for a while, the weights the disk: both at once.
