@@ -166,10 +166,10 @@ impl Pass<'_> {
                 let at = token * pairs..(token + 1) * pairs;
                 let (qk, v) = row.split_at_mut(q_dim + kv_dim);
                 rope(qk, &cos[at.clone()], &sin[at]);
-                if k_type.is_rotated(Half::K) {
+                if k_type.is_rotated() {
                     qk.chunks_exact_mut(head_dim).for_each(rotate);
                 }
-                if v_type.is_rotated(Half::V) {
+                if v_type.is_rotated() {
                     v.chunks_exact_mut(head_dim).for_each(rotate);
                 }
                 if k_type == KvType::Int8 {
@@ -191,7 +191,7 @@ impl Pass<'_> {
         let attn = &b.attn;
         b.input.prepare(self.crew, self.kernels, (tokens, q_dim), &[&layer.attn_output], |token, row| {
             row.copy_from_slice(&attn[token * q_dim..(token + 1) * q_dim]);
-            if v_type.is_rotated(Half::V) {
+            if v_type.is_rotated() {
                 row.chunks_exact_mut(head_dim).for_each(rotate);
             }
         });

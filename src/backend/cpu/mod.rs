@@ -84,7 +84,7 @@ fn identity(model: &Model, layout: &Layout) -> u64 {
     model.identity().hash(&mut hasher);
     for half in [Half::K, Half::V] {
         let kv_type = layout.row_type(half);
-        (half as u8, kv_type.name(), kv_type.is_rotated(half)).hash(&mut hasher);
+        (half as u8, kv_type.name(), kv_type.is_rotated()).hash(&mut hasher);
     }
     hasher.finish()
 }
