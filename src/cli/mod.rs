@@ -9,6 +9,7 @@ pub mod load;
 mod machine;
 mod perplexity;
 mod run;
+mod session;
 pub mod terminal;
 mod tokenize;
 

@@ -9,8 +9,10 @@ use serde_json::json;
 use super::args::{GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
+use super::session::{self, SessionArgs};
 use super::terminal::{Interrupts, Terminal};
 use super::{Ended, Usage};
+use crate::engine::SequenceId;
 use crate::generation::{self, Completion, Event, FinishReason, Request};
 use crate::sampler::Sampler;
 use crate::template::{Message, Prompt, Role, fold_system};
@@ -37,6 +39,8 @@ pub struct RunArgs {
     pub generation: GenerationArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub session: SessionArgs,
 
     /// Print one JSON object with the answer, its finish reason, token counts, speeds and the seed
     #[arg(long, help_heading = "Output")]
@@ -62,6 +66,7 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         terminal.write_line(&json!({"text": prompt.text, "ids": prompt.ids, "pieces": pieces}).to_string())?;
         return Ok(Ended::Done);
     }
+    args.session.check_place()?;
     let mut loaded = load::load(&args.model, terminal)?;
     let prompt = build_prompt(args, &text, &loaded.texts, terminal)?;
     let (asked, context_tokens) = (prompt.ids.len(), loaded.engine.context_tokens());
@@ -73,7 +78,18 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         );
     }
     let mut sampler = Sampler::new(args.sampling.params(&loaded.texts.tokenizer));
-    let completion = answer(args, &prompt, &mut loaded, &mut sampler, terminal)?;
+    let sequence = loaded.engine.new_sequence();
+    let about = session::about(&args.model, &loaded);
+    if let Some(mut saved) = args.session.open(&about, terminal)? {
+        if !saved.head.notes.is_empty() && !args.session.session_ro {
+            bail!(
+                "{} holds a conversation, which `run` would overwrite: use another file, or add --session-ro",
+                saved.path().display()
+            );
+        }
+        session::restore(&mut saved, &mut loaded.engine, sequence, terminal)?;
+    }
+    let completion = answer(args, &prompt, sequence, &mut loaded, &mut sampler, terminal)?;
     if args.json {
         terminal.write_line(&to_json(&completion, sampler.seed()).to_string())?;
     } else {
@@ -83,6 +99,9 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     if completion.context_full {
         terminal
             .warn(&format!("the context of {context_tokens} tokens is full: the answer is cut off (-c sets its size)"));
+    }
+    if let Some(path) = args.session.to_write() {
+        session::save(&loaded.engine, sequence, path, &about, terminal)?;
     }
     if args.stats {
         terminal.talk(&stats(&loaded, &completion, sampler.seed()));
@@ -117,6 +136,7 @@ fn build_prompt(args: &RunArgs, text: &str, texts: &Texts, terminal: &Terminal) 
 fn answer(
     args: &RunArgs,
     prompt: &Prompt,
+    sequence: SequenceId,
     loaded: &mut Loaded,
     sampler: &mut Sampler,
     terminal: &mut Terminal,
@@ -141,10 +161,8 @@ fn answer(
         }
         if written.is_err() || interrupts.pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let sequence = loaded.engine.new_sequence();
     let tokenizer = &loaded.texts.tokenizer;
     let completion = generation::generate(&mut loaded.engine, sequence, tokenizer, sampler, &request, &mut on_event);
-    loaded.engine.free_sequence(sequence);
     written?;
     if completion.is_err() && shown {
         terminal.write_text("\n")?;

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use anyhow::{Context, bail, ensure};
 
 use super::ChatArgs;
+use super::saved::Saving;
 use super::settings::Settings;
 use crate::cli::load::Loaded;
 use crate::cli::terminal::{Interrupts, Terminal};
@@ -26,7 +27,8 @@ pub struct Session {
     /// Whether a line of figures follows each answer.
     pub verbose: bool,
     system_in_user: bool,
-    sequence: SequenceId,
+    pub(super) sequence: SequenceId,
+    pub(super) saving: Saving,
 }
 
 /// Standard output cannot be written to any more: no use in going on.
@@ -36,6 +38,7 @@ pub struct OutputLost(pub anyhow::Error);
 
 impl Session {
     pub fn new(mut loaded: Loaded, args: &ChatArgs) -> anyhow::Result<Session> {
+        let saving = Saving::new(args, &loaded);
         let settings = Settings { generation: args.generation.clone(), sampling: args.sampling.clone() };
         let mut session = Session {
             sampler: Sampler::new(settings.sampling.params(&loaded.texts.tokenizer)),
@@ -47,6 +50,7 @@ impl Session {
             last: None,
             verbose: true,
             system_in_user: args.system.system_in_user,
+            saving,
         };
         if let Some(system) = &args.system.system {
             session.set_system(system).context("--system")?;
@@ -161,8 +165,8 @@ impl Session {
 
     /// Generates, and shows the answer as it comes.
     fn stream(&mut self, prompt: &[TokenId], terminal: &mut Terminal) -> anyhow::Result<Completion> {
-        // In a script Ctrl-C ends the program as everywhere.
-        let interrupts = terminal.stdin_is_terminal().then(Interrupts::catch);
+        // In a script Ctrl-C ends the program as everywhere, unless there is something to save before.
+        let interrupts = (terminal.stdin_is_terminal() || self.saving.is_wanted).then(Interrupts::catch);
         let stop = self.settings.generation.stops();
         let request = Request { prompt, max_tokens: self.settings.generation.max_tokens(), stop: &stop };
         let mut progress = None;
@@ -190,6 +194,7 @@ impl Session {
             &mut show,
         );
         drop(progress);
+        self.saving.is_interrupted = interrupts.is_some_and(|interrupts| interrupts.pending());
         shown.and_then(|()| terminal.write_text("\n")).map_err(OutputLost)?;
         completion
     }

@@ -1,5 +1,7 @@
 //! Sequences of token ids over a backend and its paged KV cache: prefill, decode, scores. No text, no device.
 
+mod session;
+
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 
@@ -7,6 +9,8 @@ use crate::backend::{Backend, Batch, BatchRow, Info};
 use crate::kv::layout::BLOCK_TOKENS;
 use crate::kv::{KvCache, PageTable, Usage};
 use crate::tokenizer::TokenId;
+
+pub use session::{About, Restored, Saving};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SequenceId(u32);
