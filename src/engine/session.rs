@@ -1,7 +1,7 @@
 //! Sequences to files and back: `kv::session` is the format, the blocks are the backend's.
 //!
 //! What a block holds depends on nothing but the tokens and the identity in the file, so a restored sequence goes on bit
-//! for bit as the one that was saved. SmolLM2-135M with 4,000 tokens (250 blocks, 88 MiB at F16): MEASURED.
+//! for bit as the one that was saved.
 
 use std::path::Path;
 
@@ -80,11 +80,13 @@ impl Engine {
         let Head { identity, model, kv_types, tokens, .. } = &saved.head;
         let info = self.backend.info();
         if *identity != info.identity || saved.n_blocks() > 0 && saved.block_bytes() as u64 != info.block_bytes {
-            let doubt = format!("it was saved by {model} with KV in {kv_types}, which is another model or other settings");
+            let doubt =
+                format!("it was saved by {model} with KV in {kv_types}, which is another model or other settings");
             return (table, Some(doubt));
         }
         if saved.n_blocks() == 0 {
-            let doubt = (!tokens.is_empty()).then(|| "it holds no blocks, as old tokens had been forgotten".to_string());
+            let doubt =
+                (!tokens.is_empty()).then(|| "it holds no blocks, as old tokens had been forgotten".to_string());
             return (table, doubt);
         }
         let wanted = tokens.len().min(self.options.context_tokens);

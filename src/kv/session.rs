@@ -16,6 +16,11 @@
 //! the layout of the file or of a block changes, and when the arithmetic does: a block of other arithmetic is not what
 //! this program would have computed.
 //!
+//! Cost: a block is read, checked and copied into the pool, while it is in the CPU's cache. 4,000 tokens of SmolLM2-135M
+//! (250 blocks, 88 MiB at F16) from the page cache take 75 ms of one core, 25 ms of it for reading and checking, the rest
+//! for fresh memory (median of 15, two virtual cores; 165 ms by the clock while five other processes wanted them). INT8
+//! takes half. Computing them takes a minute there.
+//!
 //! A file is written beside its place, synced, and renamed onto it: whatever happens meanwhile, the old one stays whole.
 
 use std::fs::{self, File, OpenOptions};

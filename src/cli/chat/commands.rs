@@ -40,7 +40,12 @@ const COMMANDS: &[Command] = &[
         run: stats,
     },
     Command { names: &["/save"], takes: "FILE", help: "save the conversation and what is computed of it", run: save },
-    Command { names: &["/load"], takes: "FILE", help: "go on with a saved conversation in place of this one", run: load },
+    Command {
+        names: &["/load"],
+        takes: "FILE",
+        help: "go on with a saved conversation in place of this one",
+        run: load,
+    },
     Command { names: &["/bye", "/exit", "/quit"], takes: "", help: "leave, as Ctrl-D does", run: bye },
 ];
 
