@@ -7,6 +7,7 @@ mod input;
 mod inspect;
 pub mod load;
 mod machine;
+mod notices;
 mod perplexity;
 mod run;
 pub mod terminal;

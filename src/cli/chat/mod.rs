@@ -1,8 +1,10 @@
 //! `sayfa chat`: a conversation in the terminal, or one message a line from a pipe.
 
+mod branches;
 mod commands;
 mod editor;
 mod input;
+mod kv;
 mod session;
 mod settings;
 
@@ -13,13 +15,15 @@ use self::commands::Flow;
 use self::input::{Input, Reader};
 use self::session::{OutputLost, Session};
 use super::Ended;
-use super::args::{GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
+use super::args::{CacheArgs, GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
 use super::terminal::Terminal;
 
 #[derive(Debug, Args)]
 pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
     #[command(flatten)]
     pub system: SystemArgs,
 
@@ -36,7 +40,7 @@ pub struct ChatArgs {
 }
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
-    let loaded = super::load::load(&args.model, terminal)?;
+    let loaded = super::load::load_with(&args.model, &args.cache, 1, terminal)?;
     if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
