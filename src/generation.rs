@@ -94,8 +94,7 @@ pub fn generate(
         decode_seconds: 0.0,
     };
     let start = Instant::now();
-    let prefilled =
-        read(engine, sequence, request.prompt, &mut |done, total| on_event(Event::Prefill { done, total }));
+    let prefilled = read(engine, sequence, request.prompt, &mut |done, total| on_event(Event::Prefill { done, total }));
     completion.prefill_seconds = start.elapsed().as_secs_f64();
     tell_notices(engine, on_event);
     match prefilled {

@@ -80,12 +80,7 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
 }
 
 /// The same for so many sequences at once, and with a word on the cache.
-pub fn load_with(
-    args: &ModelArgs,
-    cache: &CacheArgs,
-    sequences: usize,
-    terminal: &Terminal,
-) -> anyhow::Result<Loaded> {
+pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let start = Instant::now();
     let path = find_model(args.model.as_deref())?;
     let gguf = Gguf::open(&path)?;

@@ -3,6 +3,7 @@
 pub mod args;
 mod bench;
 pub mod chat;
+mod compare_kv;
 mod input;
 mod inspect;
 pub mod load;

@@ -143,11 +143,7 @@ struct Answer {
 }
 
 /// A sequence that holds the prompt, to fork answers from, and what reading it took.
-fn read_once(
-    prompt: &Prompt,
-    loaded: &mut Loaded,
-    terminal: &Terminal,
-) -> anyhow::Result<(SequenceId, Completion)> {
+fn read_once(prompt: &Prompt, loaded: &mut Loaded, terminal: &Terminal) -> anyhow::Result<(SequenceId, Completion)> {
     let origin = loaded.engine.new_sequence();
     let mut progress = terminal.progress_tokens("reading the prompt", prompt.ids.len());
     let mut on_event = |event: Event| {

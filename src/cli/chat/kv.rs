@@ -50,7 +50,8 @@ pub fn draw(session: &Session) -> Vec<String> {
 
 fn branch_line(name: &str, owners: &[u32], held: usize, forgotten: usize) -> String {
     let shared = owners.iter().filter(|&&owners| owners > 1).count();
-    let mut line = format!("{name:<9} {held} tokens in {} pages: {shared} shared, {} own", owners.len(), owners.len() - shared);
+    let mut line =
+        format!("{name:<9} {held} tokens in {} pages: {shared} shared, {} own", owners.len(), owners.len() - shared);
     if !held.is_multiple_of(BLOCK_TOKENS) {
         line += &format!(", the last partial ({} of {BLOCK_TOKENS})", held % BLOCK_TOKENS);
     }
@@ -62,11 +63,7 @@ fn branch_line(name: &str, owners: &[u32], held: usize, forgotten: usize) -> Str
 
 /// A cell for each kind's part of the pool; whatever is there at all has one.
 fn pool_bar(usage: &Usage) -> String {
-    let kinds = [
-        ('#', usage.live - usage.shared),
-        ('=', usage.shared),
-        ('o', usage.cached),
-    ];
+    let kinds = [('#', usage.live - usage.shared), ('=', usage.shared), ('o', usage.cached)];
     let mut bar = String::new();
     for (sign, blocks) in kinds {
         let cells = (blocks * WIDTH).div_ceil(usage.total.max(1));
@@ -120,7 +117,10 @@ mod tests {
         let long = page_lines(&[1; 300], 300 * BLOCK_TOKENS);
         assert_eq!((long.len(), long[0].len()), (3, 64));
         assert_eq!(long[2], format!("{} 2 pages a sign", "#".repeat(22)));
-        assert_eq!(branch_line("main", &[2, 1], 20, 0), "main      20 tokens in 2 pages: 1 shared, 1 own, the last partial (4 of 16)");
+        assert_eq!(
+            branch_line("main", &[2, 1], 20, 0),
+            "main      20 tokens in 2 pages: 1 shared, 1 own, the last partial (4 of 16)"
+        );
         assert!(branch_line("b", &[1; 4], 64, 32).ends_with("4 own; 32 forgotten"));
     }
 }
