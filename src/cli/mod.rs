@@ -3,10 +3,12 @@
 pub mod args;
 mod bench;
 pub mod chat;
+mod compare_kv;
 mod input;
 mod inspect;
 pub mod load;
 mod machine;
+mod notices;
 mod perplexity;
 mod run;
 mod session;

@@ -124,6 +124,18 @@ impl Engine {
         self.options.context_tokens
     }
 
+    /// Tokens that a full sequence can forget to go on; `None`: it stops.
+    pub fn evictable_tokens(&self) -> Option<usize> {
+        let OnFull::Evict { keep } = self.options.on_full else { return None };
+        let blocks = self.context_tokens() / BLOCK_TOKENS;
+        Some(blocks.saturating_sub(keep.div_ceil(BLOCK_TOKENS)) * BLOCK_TOKENS)
+    }
+
+    /// Changes the rule for full contexts. What is kept must stay the same for a sequence that forgot tokens already.
+    pub fn set_on_full(&mut self, on_full: OnFull) {
+        self.options.on_full = on_full;
+    }
+
     pub fn vocab(&self) -> usize {
         self.info().vocab
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::bail;
 
+use super::kv::draw;
 use super::session::Session;
 use super::settings;
 use crate::cli::machine::mib;
@@ -28,6 +29,8 @@ const COMMANDS: &[Command] = &[
     Command { names: &["/clear"], takes: "", help: "forget the conversation, keep the system message", run: clear },
     Command { names: &["/undo"], takes: "", help: "take back the last message and its answer", run: undo },
     Command { names: &["/retry"], takes: "", help: "answer the last message anew", run: retry },
+    Command { names: &["/fork"], takes: "NAME", help: "go on in a copy of the conversation", run: fork },
+    Command { names: &["/switch"], takes: "[NAME]", help: "go on in another copy, or list them", run: switch },
     Command { names: &["/system"], takes: "TEXT", help: "set the system message", run: system },
     Command { names: &["/set"], takes: "NAME VALUE", help: "set a parameter; `/show parameters` lists them", run: set },
     Command { names: &["/set verbose"], takes: "", help: "show figures after each answer", run: set_verbose },
@@ -46,6 +49,7 @@ const COMMANDS: &[Command] = &[
         help: "go on with a saved conversation in place of this one",
         run: load,
     },
+    Command { names: &["/kv"], takes: "", help: "draw the KV cache: what is free, cached, shared and own", run: kv },
     Command { names: &["/bye", "/exit", "/quit"], takes: "", help: "leave, as Ctrl-D does", run: bye },
 ];
 
@@ -105,6 +109,28 @@ fn undo(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Resu
 
 fn retry(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
     session.retry(terminal)?;
+    Ok(Flow::Stay)
+}
+
+fn fork(session: &mut Session, name: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    let left = session.branch.clone();
+    session.fork(name)?;
+    terminal.info(&format!("Now in '{name}', a copy of '{left}'; /switch {left} goes back"));
+    Ok(Flow::Stay)
+}
+
+fn switch(session: &mut Session, name: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    if name.is_empty() {
+        terminal.talk(&format!("here: {}", session.branch_names().join("; waiting: ")));
+        return Ok(Flow::Stay);
+    }
+    session.switch(name)?;
+    terminal.info(&format!("Now in '{name}', {} messages", session.messages.len()));
+    Ok(Flow::Stay)
+}
+
+fn kv(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    draw(session).iter().for_each(|line| terminal.talk(line));
     Ok(Flow::Stay)
 }
 
@@ -264,7 +290,7 @@ mod tests {
     #[test]
     fn every_name_completes_from_its_beginning() {
         assert_eq!(completions("/he"), ["/help"]);
-        assert_eq!(completions("/s"), ["/system", "/set", "/show", "/stats", "/save"]);
+        assert_eq!(completions("/s"), ["/switch", "/system", "/set", "/show", "/stats", "/save"]);
         assert_eq!(completions("/set t"), ["/set temperature", "/set top_k", "/set top_p"]);
         assert_eq!(completions("/show m"), ["/show messages"]);
         assert!(completions("hello").is_empty());

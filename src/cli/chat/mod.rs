@@ -1,8 +1,10 @@
 //! `sayfa chat`: a conversation in the terminal, or one message a line from a pipe.
 
+mod branches;
 mod commands;
 mod editor;
 mod input;
+mod kv;
 mod saved;
 mod session;
 mod settings;
@@ -14,7 +16,7 @@ use self::commands::Flow;
 use self::input::{Input, Reader};
 use self::session::{OutputLost, Session};
 use super::Ended;
-use super::args::{GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
+use super::args::{CacheArgs, GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
 use super::session::SessionArgs;
 use super::terminal::Terminal;
 
@@ -22,6 +24,8 @@ use super::terminal::Terminal;
 pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
     #[command(flatten)]
     pub system: SystemArgs,
 
@@ -41,7 +45,7 @@ pub struct ChatArgs {
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     args.session.check_place()?;
-    let loaded = super::load::load(&args.model, terminal)?;
+    let loaded = super::load::load_with(&args.model, &args.cache, 1, terminal)?;
     if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
