@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 
-use crate::engine::{Engine, Error, SequenceId};
+use crate::engine::{Engine, Error, Notice, Prefilled, SequenceId};
 use crate::sampler::Sampler;
 use crate::tokenizer::text::TextStream;
 use crate::tokenizer::{TokenId, Tokenizer};
@@ -34,6 +34,8 @@ pub enum Event<'a> {
     Prefill { done: usize, total: usize },
     /// Complete UTF-8, never a part of a stop string. Comes once a token, so it is empty while text is held back.
     Text(&'a str),
+    /// Old tokens were forgotten to make room.
+    Notice(Notice),
 }
 
 #[derive(Debug)]
@@ -42,7 +44,8 @@ pub struct Completion {
     /// Ids of the answer, without the end token.
     pub ids: Vec<TokenId>,
     pub finish_reason: FinishReason,
-    /// True when the context, not `max_tokens`, ended the answer. Prompt and answer together never exceed it.
+    /// True when the context, not `max_tokens`, ended the answer. Unless the engine forgets old tokens, prompt and answer
+    /// together never exceed it.
     pub context_full: bool,
     pub prompt_tokens: usize,
     pub cached_tokens: usize,
@@ -68,7 +71,7 @@ fn rate(tokens: usize, seconds: f64) -> f64 {
     if tokens == 0 { 0.0 } else { tokens as f64 / seconds.max(1e-9) }
 }
 
-/// Answers `request` in `sequence`. `on_event` may break off at any event.
+/// Answers `request` in `sequence`. `on_event` may break off at any event, except that a notice only tells.
 ///
 /// The sampler's penalties see the prompt and the answer of this call and nothing from before.
 pub fn generate(
@@ -91,9 +94,9 @@ pub fn generate(
         decode_seconds: 0.0,
     };
     let start = Instant::now();
-    let prefilled =
-        engine.prefill(sequence, request.prompt, &mut |done, total| on_event(Event::Prefill { done, total }));
+    let prefilled = read(engine, sequence, request.prompt, &mut |done, total| on_event(Event::Prefill { done, total }));
     completion.prefill_seconds = start.elapsed().as_secs_f64();
+    tell_notices(engine, on_event);
     match prefilled {
         Ok(prefilled) => completion.cached_tokens = prefilled.cached_tokens,
         Err(Error::Interrupted) => return Ok(completion),
@@ -104,6 +107,7 @@ pub fn generate(
 
     let start = Instant::now();
     let max_tokens = request.max_tokens.unwrap_or(usize::MAX);
+    let stops_when_full = engine.evictable_tokens().is_none();
     let mut stream = TextStream::default();
     let mut filter = StopFilter::new(request.stop);
     // The newest token of the answer, until it is computed: the last one never needs to be.
@@ -112,18 +116,25 @@ pub fn generate(
         if completion.ids.len() >= max_tokens {
             break FinishReason::Length;
         }
-        if completion.prompt_tokens + completion.ids.len() >= engine.context_tokens() {
+        let said = completion.prompt_tokens + completion.ids.len();
+        if stops_when_full && said >= engine.context_tokens() {
             completion.context_full = true;
             break FinishReason::Length;
         }
         if let Some(token) = pending.take() {
-            engine.decode(sequence, token).with_context(|| {
-                format!(
-                    "the answer broke off after {} tokens of prompt and answer",
-                    completion.prompt_tokens + completion.ids.len()
-                )
-            })?;
-            completion.decode_steps += 1;
+            match engine.decode(sequence, token) {
+                Ok(_) => completion.decode_steps += 1,
+                // All that is held shall be kept.
+                Err(Error::ContextFull { .. }) => {
+                    completion.context_full = true;
+                    break FinishReason::Length;
+                }
+                Err(error) => {
+                    let broke_off = format!("the answer broke off after {said} tokens of prompt and answer");
+                    return Err(error).context(broke_off);
+                }
+            }
+            tell_notices(engine, on_event);
         }
         let token = sampler.sample(engine.logits())?;
         if tokenizer.is_end_of_generation(token) {
@@ -152,6 +163,40 @@ pub fn generate(
         let _ = on_event(Event::Text(&rest));
     }
     Ok(completion)
+}
+
+fn tell_notices(engine: &mut Engine, on_event: &mut dyn FnMut(Event) -> ControlFlow<()>) {
+    for notice in engine.take_notices() {
+        let _ = on_event(Event::Notice(notice));
+    }
+}
+
+/// `Engine::prefill`, also for a prompt beyond the context where the engine forgets old tokens: what the sequence holds
+/// of it stays, and the rest is read in steps that each find whole blocks to forget.
+fn read(
+    engine: &mut Engine,
+    sequence: SequenceId,
+    prompt: &[TokenId],
+    on_progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<Prefilled, Error> {
+    let context_tokens = engine.context_tokens();
+    let evictable = engine.evictable_tokens().unwrap_or(0);
+    if prompt.len() <= context_tokens || evictable == 0 {
+        return engine.prefill(sequence, prompt, on_progress);
+    }
+    let held = engine.tokens(sequence);
+    let common = held.iter().zip(prompt).take_while(|(held, wanted)| held == wanted).count();
+    engine.truncate(sequence, common.min(prompt.len() - 1));
+    let cached_tokens = engine.tokens(sequence).len();
+    let total = prompt.len() - cached_tokens;
+    let mut end = cached_tokens;
+    while end < prompt.len() {
+        let room = context_tokens - engine.held_tokens(sequence);
+        end = prompt.len().min(end + if room > 0 { room } else { evictable.div_ceil(2) });
+        let before = engine.tokens(sequence).len() - cached_tokens;
+        engine.prefill(sequence, &prompt[..end], &mut |done, _| on_progress(before + done, total))?;
+    }
+    Ok(Prefilled { cached_tokens, computed_tokens: total })
 }
 
 /// Finds the first stop string to be complete in a stream of text, wherever the pieces are cut, and holds back what may
@@ -467,6 +512,7 @@ mod tests {
             match event {
                 Event::Prefill { .. } => prefills += 1,
                 Event::Text(text) => pieces.push(text.to_string()),
+                Event::Notice(notice) => panic!("nothing is forgotten: {notice:?}"),
             }
             seen += 1;
             if seen >= events { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

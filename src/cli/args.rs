@@ -3,10 +3,13 @@
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use clap::{Args, ValueEnum};
 
+use super::Usage;
 use crate::backend::cpu::Simd;
-use crate::kv::layout::KvType;
+use crate::engine::OnFull;
+use crate::kv::layout::{BLOCK_TOKENS, KvType};
 use crate::model::{RopeOverrides, RopeScaling};
 use crate::sampler::Params;
 use crate::tokenizer::Tokenizer;
@@ -79,6 +82,55 @@ impl ModelArgs {
     }
 }
 
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "KV cache")]
+pub struct CacheArgs {
+    /// Most tokens kept for reuse when nothing holds them any more [default: as many as the context]
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31), allow_negative_numbers = true)]
+    pub cache_tokens: Option<usize>,
+
+    /// When the context is full: end the answer, or forget the oldest tokens and go on
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnFullName::Stop)]
+    pub on_full: OnFullName,
+
+    /// With `--on-full evict`: so many of the first tokens are never forgotten (rounded up to blocks of 16); -1: the
+    /// whole first prompt [default: 16, as models lean on their first tokens]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(-1..=1 << 31), allow_negative_numbers = true)]
+    pub keep: Option<i64>,
+}
+
+impl CacheArgs {
+    /// What happens in a full context of this size. What `--keep -1` keeps is known with the first prompt only.
+    pub fn on_full(&self, context_tokens: usize) -> anyhow::Result<OnFull> {
+        if self.on_full == OnFullName::Stop {
+            ensure!(self.keep.is_none(), Usage("--keep says nothing without --on-full evict".to_string()));
+            return Ok(OnFull::Stop);
+        }
+        ensure!(
+            context_tokens >= BLOCK_TOKENS,
+            "--on-full evict forgets blocks of {BLOCK_TOKENS} tokens, and the context has {context_tokens}: raise -c"
+        );
+        let most = (context_tokens / BLOCK_TOKENS - 1) * BLOCK_TOKENS;
+        let keep = match self.keep {
+            None | Some(-1) => most.min(BLOCK_TOKENS),
+            Some(keep) => usize::try_from(keep).expect("the flag's range ends at -1"),
+        };
+        ensure!(
+            keep <= most,
+            "--keep {keep} leaves nothing to forget in a context of {context_tokens} tokens: at most --keep {most}"
+        );
+        Ok(OnFull::Evict { keep })
+    }
+
+    /// What shall be kept of a conversation that begins with a prompt of so many tokens.
+    pub fn on_full_after(&self, first_prompt_tokens: usize, context_tokens: usize) -> anyhow::Result<OnFull> {
+        match (self.on_full, self.keep) {
+            (OnFullName::Evict, Some(-1)) => Ok(OnFull::Evict { keep: first_prompt_tokens }),
+            _ => self.on_full(context_tokens),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct SystemArgs {
@@ -111,6 +163,11 @@ impl GenerationArgs {
     /// `None`: no limit but the end of text or of the context.
     pub fn max_tokens(&self) -> Option<usize> {
         usize::try_from(self.predict).ok()
+    }
+
+    /// The same where a full context would not end the answer: -2 still means until there.
+    pub fn max_tokens_within(&self, room: usize) -> Option<usize> {
+        if self.predict == -2 { Some(room) } else { self.max_tokens() }
     }
 
     /// Stop strings, escapes processed where asked for; empty ones would stop at once and are left out.
@@ -208,6 +265,13 @@ impl From<KvTypeName> for KvType {
             KvTypeName::Int8 => KvType::Int8,
         }
     }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OnFullName {
+    #[default]
+    Stop,
+    Evict,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -318,6 +382,22 @@ mod tests {
     fn escapes_are_read_and_anything_else_stays() {
         assert_eq!(unescape(r"a\nb\tc\\n\'\x41"), "a\nb\tc\\n'A");
         assert_eq!(unescape(r"C:\dir \x \xZZ \xff \"), r"C:\dir \x \xZZ \xff \");
+    }
+
+    #[test]
+    fn what_is_kept_leaves_a_block_to_forget() {
+        let on_full = |keep, context_tokens| {
+            CacheArgs { cache_tokens: None, on_full: OnFullName::Evict, keep }.on_full(context_tokens)
+        };
+        assert_eq!(on_full(None, 512).unwrap(), OnFull::Evict { keep: 16 });
+        assert_eq!(on_full(None, 16).unwrap(), OnFull::Evict { keep: 0 });
+        assert_eq!(on_full(Some(112), 128).unwrap(), OnFull::Evict { keep: 112 });
+        let error = on_full(Some(113), 128).unwrap_err().to_string();
+        assert!(error.contains("--keep 113") && error.contains("128") && error.ends_with("--keep 112"), "{error}");
+        assert!(on_full(Some(0), 15).unwrap_err().to_string().contains("raise -c"));
+        let useless = CacheArgs { keep: Some(0), ..CacheArgs::default() };
+        assert!(useless.on_full(512).unwrap_err().is::<Usage>());
+        assert_eq!(CacheArgs::default().on_full(8).unwrap(), OnFull::Stop);
     }
 
     #[test]

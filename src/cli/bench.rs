@@ -1,4 +1,5 @@
-//! `sayfa bench`: prefill and decode speed, and how much of the memory's plain read speed they use.
+//! `sayfa bench`: prefill and decode speed, at depths and with KV types of choice, and how much of the memory's plain
+//! read speed they use. `--no-kv-cache` shows what decode would cost without a cache.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -7,7 +8,7 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{ModelArgs, Talk};
+use super::args::{KvTypeName, ModelArgs, Talk};
 use super::load::{self, Loaded};
 use super::machine;
 use super::terminal::{Interrupts, Terminal};
@@ -36,9 +37,17 @@ pub struct BenchArgs {
     #[arg(short = 'n', long, value_name = "N,..", default_value = "64", value_delimiter = ',', help_heading = "Sizes")]
     gen_tokens: Vec<usize>,
 
-    /// Tokens that are in the cache before
-    #[arg(short = 'd', long, value_name = "N,..", default_value = "0", value_delimiter = ',', help_heading = "Sizes")]
+    /// Tokens that are in the cache before [default: 0; with --no-kv-cache 64,128,256]
+    #[arg(short = 'd', long, value_name = "N,..", value_delimiter = ',', help_heading = "Sizes")]
     depth: Vec<usize>,
+
+    /// Ways to keep keys and values, each measured in its turn [default: that of --kv-type]
+    #[arg(long, value_name = "TYPE,..", value_enum, value_delimiter = ',', conflicts_with_all = ["kv_type", "kv_type_k", "kv_type_v"], help_heading = "Sizes")]
+    kv_types: Vec<KvTypeName>,
+
+    /// Decode without a cache, all tokens computed again for each new one, beside decode with it; no prefill
+    #[arg(long, conflicts_with_all = ["prompt_tokens", "gen_tokens"], help_heading = "Sizes")]
+    no_kv_cache: bool,
 
     /// Times to measure each; the median counts
     #[arg(short = 'r', long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Sizes")]
@@ -52,10 +61,25 @@ pub struct BenchArgs {
     pub talk: Talk,
 }
 
+/// Tokens that are generated at each depth by --no-kv-cache: each costs a prefill.
+const UNCACHED_TOKENS: usize = 4;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Prefill,
     Decode,
+    /// A token by computing all before it anew.
+    NoCache,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Prefill => "prefill",
+            Kind::Decode => "decode",
+            Kind::NoCache => "decode, no cache",
+        }
+    }
 }
 
 struct Test {
@@ -76,6 +100,9 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
         return Err(Usage("nothing to measure: -p and -n are both without a size above 0".to_string()).into());
     };
     let mut model = args.model.clone();
+    if let Some(&first) = args.kv_types.first() {
+        model.kv_type = first;
+    }
     model.ctx_size = model.ctx_size.or(Some(needed));
     let mut loaded = load::load(&model, terminal)?;
     if needed > loaded.engine.context_tokens() {
@@ -83,44 +110,47 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     }
     let read_bytes_per_second = machine::read_bandwidth(loaded.engine.info().threads);
     let interrupts = Interrupts::catch();
-    let (name, threads) = (loaded.name.clone(), loaded.engine.info().threads);
-    let kv_type = kv_type_name(model.kv_types());
+    let threads = loaded.engine.info().threads;
     if !args.json {
         let gigabytes = read_bytes_per_second / 1e9;
-        terminal.write_line(&format!(
-            "{name}, {threads} threads, {kv_type} KV cache, memory reads {gigabytes:.1} GB/s\n"
-        ))?;
-        terminal.write_line("| test | depth | tokens | tokens/s | MB/token | share of memory speed |")?;
-        terminal.write_line("| --- | ---: | ---: | ---: | ---: | ---: |")?;
+        terminal.write_line(&format!("{}, {threads} threads, memory reads {gigabytes:.1} GB/s\n", loaded.name))?;
+        terminal.write_line("| test | KV | depth | tokens | tokens/s | MB/token | share of memory speed |")?;
+        terminal.write_line("| --- | --- | ---: | ---: | ---: | ---: | ---: |")?;
     }
     let mut entries = Vec::new();
-    for test in &tests {
-        let Some(measured) = measure(test, args, &mut loaded, read_bytes_per_second, &interrupts)? else {
-            return Ok(Ended::Interrupted);
-        };
-        let test_name = if test.kind == Kind::Prefill { "prefill" } else { "decode" };
-        if args.json {
-            entries.push(json!({
-                "name": test_name,
-                "model": name,
-                "threads": threads,
-                "kv_type": kv_type,
-                "depth": test.depth,
-                "tokens": test.tokens,
-                "tokens_per_second": measured.tokens_per_second,
-                "bytes_per_token": measured.bytes_per_token,
-                "bandwidth_share": measured.bandwidth_share,
-            }));
-        } else {
-            terminal.write_line(&format!(
-                "| {test_name} | {} | {} | {:.1} | {:.1} | {:.0} % |",
-                test.depth,
-                test.tokens,
-                measured.tokens_per_second,
-                measured.bytes_per_token / 1e6,
-                measured.bandwidth_share * 100.0
-            ))?;
-            terminal.flush()?;
+    for (i, &types) in kv_types(args).iter().enumerate() {
+        if i > 0 {
+            loaded.engine = loaded.engine_with(types)?;
+        }
+        let kv_type = kv_type_name(types);
+        for test in &tests {
+            let Some(measured) = measure(test, args, &mut loaded, read_bytes_per_second, &interrupts)? else {
+                return Ok(Ended::Interrupted);
+            };
+            if args.json {
+                entries.push(json!({
+                    "name": test.kind.name(),
+                    "model": loaded.name,
+                    "threads": threads,
+                    "kv_type": kv_type,
+                    "depth": test.depth,
+                    "tokens": test.tokens,
+                    "tokens_per_second": measured.tokens_per_second,
+                    "bytes_per_token": measured.bytes_per_token,
+                    "bandwidth_share": measured.bandwidth_share,
+                }));
+            } else {
+                terminal.write_line(&format!(
+                    "| {} | {kv_type} | {} | {} | {:.1} | {:.1} | {:.0} % |",
+                    test.kind.name(),
+                    test.depth,
+                    test.tokens,
+                    measured.tokens_per_second,
+                    measured.bytes_per_token / 1e6,
+                    measured.bandwidth_share * 100.0
+                ))?;
+                terminal.flush()?;
+            }
         }
     }
     if args.json {
@@ -130,9 +160,27 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     Ok(Ended::Done)
 }
 
+/// At least one pair for K and V.
+fn kv_types(args: &BenchArgs) -> Vec<(KvType, KvType)> {
+    if args.kv_types.is_empty() {
+        return vec![args.model.kv_types()];
+    }
+    args.kv_types.iter().map(|&name| (name.into(), name.into())).collect()
+}
+
 fn tests(args: &BenchArgs) -> Vec<Test> {
+    let depths: &[usize] = match args.depth.as_slice() {
+        [] if args.no_kv_cache => &[64, 128, 256],
+        [] => &[0],
+        depths => depths,
+    };
     let mut tests = Vec::new();
-    for &depth in &args.depth {
+    for &depth in depths {
+        if args.no_kv_cache {
+            let kinds = [(Kind::Decode, UNCACHED_TOKENS), (Kind::NoCache, UNCACHED_TOKENS)];
+            tests.extend(kinds.map(|(kind, tokens)| Test { kind, depth, tokens }));
+            continue;
+        }
         let kinds = [(Kind::Prefill, &args.prompt_tokens), (Kind::Decode, &args.gen_tokens)];
         for (kind, sizes) in kinds {
             tests.extend(sizes.iter().filter(|&&tokens| tokens > 0).map(|&tokens| Test { kind, depth, tokens }));
@@ -156,7 +204,7 @@ fn measure(
     for _ in 0..args.repetitions {
         // New ids each time, so that no cache can answer for the computation.
         let test_ids: Vec<TokenId> = ids.by_ref().take(test.tokens).collect();
-        if loaded.engine.tokens(sequence).len() < test.depth {
+        if test.kind != Kind::NoCache && loaded.engine.tokens(sequence).len() < test.depth {
             prefill(loaded, sequence, &depth_ids, interrupts)?;
             if interrupts.pending() {
                 return Ok(None);
@@ -169,6 +217,18 @@ fn measure(
             Kind::Decode => {
                 for &id in test_ids.iter().take_while(|_| !interrupts.pending()) {
                     loaded.engine.decode(sequence, id)?;
+                }
+            }
+            Kind::NoCache => {
+                for n in 1..=test_ids.len() {
+                    let mut all = [&depth_ids[..], &test_ids[..n]].concat();
+                    // Another first token: nothing published begins like this.
+                    all[0] = ids.next().expect("the ids never end");
+                    loaded.engine.truncate(sequence, 0);
+                    prefill(loaded, sequence, &all, interrupts)?;
+                    if interrupts.pending() {
+                        break;
+                    }
                 }
             }
         }
@@ -192,11 +252,16 @@ fn prefill(loaded: &mut Loaded, sequence: SequenceId, ids: &[TokenId], interrupt
     }
 }
 
-/// What must be read for a token: in decode all weights and the cache so far, in prefill the weights once for each batch.
+/// What must be read for a token: in decode all weights and the cache so far, in prefill the weights once for each batch,
+/// without a cache a prefill of all tokens so far for each one.
 fn bytes_per_token(test: &Test, batch_tokens: usize, loaded: &Loaded) -> f64 {
     let (weights, kv) = (loaded.weights_bytes as f64, loaded.kv_bytes_per_token as f64);
     match test.kind {
         Kind::Decode => weights + kv * (test.depth as f64 + (test.tokens + 1) as f64 / 2.0),
+        Kind::NoCache => {
+            let all = test.depth as f64 + (test.tokens + 1) as f64 / 2.0;
+            (all / batch_tokens as f64).ceil() * weights + all * kv
+        }
         Kind::Prefill => {
             let batches = test.tokens.div_ceil(batch_tokens) as f64;
             (batches * weights + (test.depth + test.tokens) as f64 * kv) / test.tokens as f64

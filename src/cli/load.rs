@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 
-use super::args::ModelArgs;
+use super::args::{CacheArgs, ModelArgs};
 use super::machine::{self, mib};
 use super::terminal::Terminal;
 use crate::backend::{Info, cpu};
 use crate::engine::{self, Engine};
 use crate::gguf::Gguf;
-use crate::kv::layout::BLOCK_TOKENS;
+use crate::kv::layout::{BLOCK_TOKENS, KvType};
 use crate::model::{Config, Model};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -33,6 +33,22 @@ pub struct Loaded {
     pub kv_bytes_per_token: u64,
     pub engine: Engine,
     pub load_seconds: f64,
+    model: Arc<Model>,
+    backend_options: cpu::Options,
+    engine_options: engine::Options,
+}
+
+impl Loaded {
+    /// How keys and values are kept.
+    pub fn kv_types(&self) -> (KvType, KvType) {
+        (self.backend_options.kv_type_k, self.backend_options.kv_type_v)
+    }
+
+    /// Another engine over the same weights, which keeps keys and values otherwise.
+    pub fn engine_with(&self, (kv_type_k, kv_type_v): (KvType, KvType)) -> anyhow::Result<Engine> {
+        let options = cpu::Options { kv_type_k, kv_type_v, ..self.backend_options.clone() };
+        Engine::new(cpu::open(self.model.clone(), &options)?, &self.engine_options)
+    }
 }
 
 /// What turns text into token ids and back.
@@ -60,6 +76,11 @@ impl Texts {
 
 /// Loads the model that the flags ask for and tells the user what is worth knowing about it.
 pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
+    load_with(args, &CacheArgs::default(), 1, terminal)
+}
+
+/// The same for so many sequences at once, and with a word on the cache.
+pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let start = Instant::now();
     let path = find_model(args.model.as_deref())?;
     let gguf = Gguf::open(&path)?;
@@ -81,6 +102,7 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
     terminal.info(&format!("{}: {}", path.display(), backend.info().device));
     // Before the long work: a context that does not fit is refused at once.
     let context_tokens = choose_context(args, &model.config, backend.info(), machine::available_memory(), terminal)?;
+    let on_full = cache.on_full(context_tokens)?;
     // The vocabulary needs a core for a while, the weights the disk: both at once.
     let texts = std::thread::scope(|scope| {
         let texts = scope.spawn(|| Texts::new(path, &gguf));
@@ -96,10 +118,9 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
         );
     }
     warn(&gguf, &model, &texts, args, terminal);
-    let engine = Engine::new(
-        backend,
-        &engine::Options { context_tokens, sequences: 1, cache_tokens: context_tokens, on_full: engine::OnFull::Stop },
-    )?;
+    let cache_tokens = cache.cache_tokens.unwrap_or(context_tokens);
+    let engine_options = engine::Options { context_tokens, sequences, cache_tokens, on_full };
+    let engine = Engine::new(backend, &engine_options)?;
     let name = texts.path.file_name().unwrap_or(texts.path.as_os_str()).to_string_lossy().into_owned();
     Ok(Loaded {
         name,
@@ -109,6 +130,9 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
         kv_bytes_per_token: engine.info().kv_bytes_per_token,
         engine,
         load_seconds: start.elapsed().as_secs_f64(),
+        model,
+        backend_options: options,
+        engine_options,
     })
 }
 

@@ -3,12 +3,15 @@
 pub mod args;
 mod bench;
 pub mod chat;
+mod compare_kv;
 mod input;
 mod inspect;
 pub mod load;
 mod machine;
+mod notices;
 mod perplexity;
 mod run;
+mod session;
 pub mod terminal;
 mod tokenize;
 

@@ -6,12 +6,14 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 use serde_json::json;
 
-use super::args::{ModelArgs, Talk};
+use super::args::{KvTypeName, ModelArgs, Talk};
+use super::compare_kv;
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded};
 use super::terminal::{Interrupts, Terminal};
 use super::{Ended, Usage};
 use crate::engine;
+use crate::kv::layout::KvType;
 use crate::tokenizer::{Special, TokenId};
 
 #[derive(Debug, Args)]
@@ -25,6 +27,10 @@ pub struct PerplexityArgs {
     #[arg(long, help_heading = "Output")]
     json: bool,
 
+    /// How far the KV type (of --kv-type, else int8) is from f16, beside how far f32 is: mean KL, top-1 agreement, drift
+    #[arg(long, help_heading = "Output")]
+    compare_kv: bool,
+
     #[command(flatten)]
     pub talk: Talk,
 }
@@ -33,10 +39,17 @@ pub fn perplexity(args: &PerplexityArgs, terminal: &mut Terminal) -> anyhow::Res
     let Some(text) = args.input.read(Form::Exact, false, terminal)? else {
         return Err(Usage("nothing to read: give text with -f, -p or standard input".to_string()).into());
     };
-    let mut loaded = load::load(&args.model, terminal)?;
+    let mut model = args.model.clone();
+    if args.compare_kv && model.kv_types() == (KvType::F16, KvType::F16) {
+        model.kv_type = KvTypeName::Int8;
+    }
+    let mut loaded = load::load(&model, terminal)?;
     let tokens = loaded.texts.tokenizer.encode_with_bos(&text, Special::AsText)?;
     if tokens.len() < 2 {
         bail!("the text has {} tokens: it takes two to predict one from the other", tokens.len());
+    }
+    if args.compare_kv {
+        return compare_kv::compare(&tokens, &loaded, args.json, terminal);
     }
     let Some(nll) = score(&tokens, &mut loaded, terminal)? else { return Ok(Ended::Interrupted) };
     let mean_nll = nll.iter().sum::<f64>() / nll.len() as f64;
@@ -55,40 +68,67 @@ pub fn perplexity(args: &PerplexityArgs, terminal: &mut Terminal) -> anyhow::Res
     Ok(Ended::Done)
 }
 
-/// nll[i] = -ln p(tokens[i + 1] | tokens[..=i]). A text longer than the context is read in windows of the context's
-/// size, each one starting anew (with BOS if the model wants one): every token is scored once, the first ones of a
-/// window with little to go by. `None`: interrupted.
+/// A text cut to pieces of the context's size, each one read from nothing (with BOS if the model wants one): every token is
+/// read once, the first ones of a window with little to go by.
+pub struct Windows<'a> {
+    text: &'a [TokenId],
+    /// Put before every window but the first, which has it already if it should.
+    bos: Option<TokenId>,
+    pub window_tokens: usize,
+}
+
+pub struct Window {
+    /// Where the text behind the head starts.
+    start: usize,
+    pub head_tokens: usize,
+    pub tokens: Vec<TokenId>,
+}
+
+impl<'a> Windows<'a> {
+    pub fn new(text: &'a [TokenId], loaded: &Loaded) -> anyhow::Result<Windows<'a>> {
+        let tokenizer = &loaded.texts.tokenizer;
+        let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+        let window_tokens = loaded.engine.context_tokens();
+        if text.len() > window_tokens && bos.is_some() && window_tokens < 2 {
+            bail!("-c {window_tokens}: no room for a token after BOS: raise -c");
+        }
+        Ok(Windows { text, bos, window_tokens })
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Window> {
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let head: Vec<TokenId> = self.bos.filter(|_| start > 0).into_iter().collect();
+            let end = self.text.len().min(start + self.window_tokens - head.len());
+            let tokens = [&head[..], &self.text[start..end]].concat();
+            let window = Window { start, head_tokens: head.len(), tokens };
+            (end > std::mem::replace(&mut start, end)).then_some(window)
+        })
+    }
+}
+
+/// nll[i] = -ln p(tokens[i + 1] | the tokens up to i in the window). `None`: interrupted.
 fn score(tokens: &[TokenId], loaded: &mut Loaded, terminal: &Terminal) -> anyhow::Result<Option<Vec<f64>>> {
-    let tokenizer = &loaded.texts.tokenizer;
-    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
-    let engine = &mut loaded.engine;
-    let window_tokens = engine.context_tokens();
     let interrupts = Interrupts::catch();
     let mut progress = terminal.progress_tokens("scoring", tokens.len() - 1);
     let mut nll = Vec::with_capacity(tokens.len() - 1);
-    while nll.len() < tokens.len() - 1 {
-        let start = nll.len();
-        let head: Vec<TokenId> = if start > 0 { bos.into_iter().collect() } else { Vec::new() };
-        if head.len() >= window_tokens {
-            bail!("-c {window_tokens}: no room for a token after BOS: raise -c");
-        }
-        let end = (tokens.len() - 1).min(start + window_tokens - head.len());
-        let window = [&head, &tokens[start..end]].concat();
+    let windows = Windows::new(&tokens[..tokens.len() - 1], loaded)?;
+    for window in windows.iter() {
         let mut damaged = None;
-        let sequence = engine.new_sequence();
-        let scored = engine.score(sequence, &window, &mut |index, logits| {
-            let Some(index) = index.checked_sub(head.len()) else { return ControlFlow::Continue(()) };
-            let target = tokens[start + index + 1];
+        let sequence = loaded.engine.new_sequence();
+        let scored = loaded.engine.score(sequence, &window.tokens, &mut |index, logits| {
+            let Some(index) = index.checked_sub(window.head_tokens) else { return ControlFlow::Continue(()) };
+            let target = tokens[window.start + index + 1];
             let value = negative_log_likelihood(logits, target);
             if !value.is_finite() {
-                damaged = Some(start + index);
+                damaged = Some(window.start + index);
                 return ControlFlow::Break(());
             }
             nll.push(value);
             progress.set(nll.len() as u64);
             if interrupts.pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        engine.free_sequence(sequence);
+        loaded.engine.free_sequence(sequence);
         if let Some(position) = damaged {
             return Err(anyhow!("non-finite logits after token {position}: the weights are damaged or overflow"));
         }

@@ -1,4 +1,4 @@
-//! `sayfa run`: one prompt, one answer.
+//! `sayfa run`: one prompt, one answer or several.
 
 use std::ops::ControlFlow;
 
@@ -6,13 +6,16 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
+use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SamplingArgs, SystemArgs, Talk};
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
+use super::notices::Notices;
+use super::session::{self, SessionArgs};
 use super::terminal::{Interrupts, Terminal};
 use super::{Ended, Usage};
+use crate::engine::SequenceId;
 use crate::generation::{self, Completion, Event, FinishReason, Request};
-use crate::sampler::Sampler;
+use crate::sampler::{Params, Sampler};
 use crate::template::{Message, Prompt, Role, fold_system};
 use crate::tokenizer::Special;
 
@@ -20,6 +23,8 @@ use crate::tokenizer::Special;
 pub struct RunArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
     #[command(flatten)]
     pub input: InputArgs,
     #[command(flatten)]
@@ -35,10 +40,19 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub generation: GenerationArgs,
+
+    /// Answers to the one prompt, which is read once; the seeds are --seed, --seed + 1 and so on. A blank line stands
+    /// between two answers; --json tells them apart whatever they hold
+    #[arg(long = "n", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true, help_heading = "Generation")]
+    pub n: u32,
+
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub session: SessionArgs,
 
-    /// Print one JSON object with the answer, its finish reason, token counts, speeds and the seed
+    /// Print one JSON object with the answer, its finish reason, token counts, speeds and the seed; with --n above 1
+    /// {completions: [of these]}
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 
@@ -62,32 +76,122 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         terminal.write_line(&json!({"text": prompt.text, "ids": prompt.ids, "pieces": pieces}).to_string())?;
         return Ok(Ended::Done);
     }
-    let mut loaded = load::load(&args.model, terminal)?;
+    args.session.check_place()?;
+    // The prompt stays in a sequence of its own while an answer is drawn in a fork.
+    let sequences = if args.n > 1 { 2 } else { 1 };
+    let mut loaded = load::load_with(&args.model, &args.cache, sequences, terminal)?;
     let prompt = build_prompt(args, &text, &loaded.texts, terminal)?;
     let (asked, context_tokens) = (prompt.ids.len(), loaded.engine.context_tokens());
-    if asked >= context_tokens {
+    loaded.engine.set_on_full(args.cache.on_full_after(asked, context_tokens)?);
+    let needed = if loaded.engine.evictable_tokens().is_none() { asked + 1 } else { asked };
+    if needed > context_tokens {
         bail!(
             "the prompt has {asked} tokens, which leaves no room for an answer in a context of {context_tokens}: \
              shorten it, or raise -c (the model was trained for {})",
             loaded.config.context_tokens
         );
     }
-    let mut sampler = Sampler::new(args.sampling.params(&loaded.texts.tokenizer));
-    let completion = answer(args, &prompt, &mut loaded, &mut sampler, terminal)?;
-    if args.json {
-        terminal.write_line(&to_json(&completion, sampler.seed()).to_string())?;
-    } else {
-        terminal.write_text("\n")?;
+    // What is saved in the end: the prompt with its answer, the prompt alone where several answers fork from it.
+    let home = loaded.engine.new_sequence();
+    let about = session::about(&args.model, &loaded);
+    if let Some(mut saved) = args.session.open(&about, terminal)? {
+        if !saved.head.notes.is_empty() && !args.session.session_ro {
+            bail!(
+                "{} holds a conversation, which `run` would overwrite: use another file, or add --session-ro",
+                saved.path().display()
+            );
+        }
+        session::restore(&mut saved, &mut loaded.engine, home, terminal)?;
     }
-    terminal.flush()?;
-    if completion.context_full {
-        terminal
-            .warn(&format!("the context of {context_tokens} tokens is full: the answer is cut off (-c sets its size)"));
+    let mut answers = Vec::new();
+    let read = if args.n > 1 { Some(read_once(&prompt, home, &mut loaded, terminal)?) } else { None };
+    for i in 0..args.n {
+        let mut params = args.sampling.params(&loaded.texts.tokenizer);
+        // The first sampler draws the seed that the others count on from.
+        let first_seed = answers.first().map(|first: &Answer| first.seed);
+        params.seed = first_seed.map_or(params.seed, |first| Some(first.wrapping_add(u64::from(i))));
+        let mut sampler = Sampler::new(params);
+        if i > 0 {
+            terminal.info(&format!("--- {} of {}, seed {}", i + 1, args.n, sampler.seed()));
+            if !args.json {
+                terminal.write_text("\n")?;
+            }
+        }
+        let sequence = if read.is_some() { loaded.engine.fork(home) } else { home };
+        let completion = answer(args, &prompt, sequence, &mut loaded, &mut sampler, terminal)?;
+        if sequence != home {
+            loaded.engine.free_sequence(sequence);
+        }
+        if !args.json {
+            terminal.write_text("\n")?;
+        }
+        terminal.flush()?;
+        if completion.context_full {
+            warn_full(args, context_tokens, terminal);
+        }
+        let was_interrupted = completion.finish_reason == FinishReason::Interrupted;
+        answers.push(Answer { completion, seed: sampler.seed() });
+        if was_interrupted {
+            break;
+        }
+    }
+    if let (Some(read), Some(first)) = (&read, answers.first_mut()) {
+        // Their one reading of the prompt stands with the first answer.
+        first.completion.cached_tokens = read.cached_tokens;
+        first.completion.prefill_seconds += read.prefill_seconds;
+    }
+    if args.json {
+        let mut all: Vec<_> = answers.iter().map(Answer::to_json).collect();
+        let report = if args.n == 1 { all.remove(0) } else { json!({ "completions": all }) };
+        terminal.write_line(&report.to_string())?;
+        terminal.flush()?;
+    }
+    if let Some(path) = args.session.to_write() {
+        session::save(&loaded.engine, home, path, &about, terminal)?;
     }
     if args.stats {
-        terminal.talk(&stats(&loaded, &completion, sampler.seed()));
+        answers.iter().for_each(|answer| terminal.talk(&stats(&loaded, &answer.completion, answer.seed)));
     }
-    Ok(if completion.finish_reason == FinishReason::Interrupted { Ended::Interrupted } else { Ended::Done })
+    let was_interrupted = |answer: &Answer| answer.completion.finish_reason == FinishReason::Interrupted;
+    Ok(if answers.iter().any(was_interrupted) { Ended::Interrupted } else { Ended::Done })
+}
+
+struct Answer {
+    completion: Completion,
+    seed: u64,
+}
+
+/// Makes `origin` hold the prompt, to fork answers from, and tells what reading it took.
+fn read_once(
+    prompt: &Prompt,
+    origin: SequenceId,
+    loaded: &mut Loaded,
+    terminal: &Terminal,
+) -> anyhow::Result<Completion> {
+    let mut progress = terminal.progress_tokens("reading the prompt", prompt.ids.len());
+    let mut on_event = |event: Event| {
+        if let Event::Prefill { done, .. } = event {
+            progress.set(done as u64);
+        }
+        ControlFlow::Continue(())
+    };
+    let request = Request { prompt: &prompt.ids, max_tokens: Some(0), stop: &[] };
+    let mut sampler = Sampler::new(Params::default());
+    let tokenizer = &loaded.texts.tokenizer;
+    generation::generate(&mut loaded.engine, origin, tokenizer, &mut sampler, &request, &mut on_event)
+}
+
+fn warn_full(args: &RunArgs, context_tokens: usize, terminal: &Terminal) {
+    terminal.warn(&match args.cache.on_full {
+        OnFullName::Stop => format!(
+            "the context of {context_tokens} tokens is full: the answer is cut off (-c sets its size, --on-full evict \
+             goes on without the oldest tokens)"
+        ),
+        OnFullName::Evict => format!(
+            "the context of {context_tokens} tokens is full and --keep leaves nothing to forget: the answer is cut off \
+             (-c sets its size)"
+        ),
+    });
 }
 
 /// The user's text, and the system message if any, as the model wants them.
@@ -117,13 +221,17 @@ fn build_prompt(args: &RunArgs, text: &str, texts: &Texts, terminal: &Terminal) 
 fn answer(
     args: &RunArgs,
     prompt: &Prompt,
+    sequence: SequenceId,
     loaded: &mut Loaded,
     sampler: &mut Sampler,
     terminal: &mut Terminal,
 ) -> anyhow::Result<Completion> {
     let interrupts = Interrupts::catch();
     let stops = args.generation.stops();
-    let request = Request { prompt: &prompt.ids, max_tokens: args.generation.max_tokens(), stop: &stops };
+    let room = loaded.engine.context_tokens() - prompt.ids.len();
+    let max_tokens = args.generation.max_tokens_within(room);
+    let request = Request { prompt: &prompt.ids, max_tokens, stop: &stops };
+    let mut notices = Notices::new(loaded.engine.context_tokens());
     let mut progress = Some(terminal.progress_tokens("reading the prompt", prompt.ids.len()));
     let (mut written, mut shown) = (Ok(()), false);
     let mut on_event = |event: Event| {
@@ -138,13 +246,12 @@ fn answer(
                     written = terminal.write_text(text);
                 }
             }
+            Event::Notice(notice) => notices.tell(notice, shown, terminal),
         }
         if written.is_err() || interrupts.pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let sequence = loaded.engine.new_sequence();
     let tokenizer = &loaded.texts.tokenizer;
     let completion = generation::generate(&mut loaded.engine, sequence, tokenizer, sampler, &request, &mut on_event);
-    loaded.engine.free_sequence(sequence);
     written?;
     if completion.is_err() && shown {
         terminal.write_text("\n")?;
@@ -152,22 +259,25 @@ fn answer(
     completion
 }
 
-fn to_json(completion: &Completion, seed: u64) -> serde_json::Value {
-    let finish_reason = match completion.finish_reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-        FinishReason::Interrupted => "interrupted",
-    };
-    json!({
-        "text": completion.text,
-        "finish_reason": finish_reason,
-        "prompt_tokens": completion.prompt_tokens,
-        "cached_tokens": completion.cached_tokens,
-        "completion_tokens": completion.ids.len(),
-        "prefill_tokens_per_second": completion.prefill_tokens_per_second(),
-        "decode_tokens_per_second": completion.decode_tokens_per_second(),
-        "seed": seed,
-    })
+impl Answer {
+    fn to_json(&self) -> serde_json::Value {
+        let completion = &self.completion;
+        let finish_reason = match completion.finish_reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Interrupted => "interrupted",
+        };
+        json!({
+            "text": completion.text,
+            "finish_reason": finish_reason,
+            "prompt_tokens": completion.prompt_tokens,
+            "cached_tokens": completion.cached_tokens,
+            "completion_tokens": completion.ids.len(),
+            "prefill_tokens_per_second": completion.prefill_tokens_per_second(),
+            "decode_tokens_per_second": completion.decode_tokens_per_second(),
+            "seed": self.seed,
+        })
+    }
 }
 
 fn stats(loaded: &Loaded, completion: &Completion, seed: u64) -> String {

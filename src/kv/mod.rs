@@ -9,6 +9,7 @@ pub mod layout;
 pub mod pool;
 pub mod prefix;
 pub mod rows;
+pub mod session;
 
 use layout::{BLOCK_TOKENS, BlockId};
 use pool::{BlockPool, OutOfBlocks, Released};

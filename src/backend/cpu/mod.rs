@@ -8,14 +8,13 @@ mod pages;
 mod simd;
 mod threads;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use anyhow::Result;
 
 use super::{Backend, Batch, Info};
 use crate::kv::layout::{BLOCK_TOKENS, BlockId, Half, KvType, Layout};
-use crate::model::Model;
+use crate::model::{Fingerprint, Model};
 use decoder::{Buffers, Pass};
 use pages::Pages;
 use simd::Kernels;
@@ -61,7 +60,7 @@ pub fn open(model: Arc<Model>, options: &Options) -> Result<Box<dyn Backend>> {
     let config = &model.config;
     let layout = Layout::new(&config.kv_heads(), config.head_dim, options.kv_type_k, options.kv_type_v);
     let info = Info {
-        identity: identity(&model, &layout),
+        identity: identity(&model, &layout, options.activations),
         device: format!("CPU, {threads} threads, {}", kernels.name),
         threads,
         vocab: config.vocab,
@@ -79,14 +78,16 @@ pub fn open(model: Arc<Model>, options: &Options) -> Result<Box<dyn Backend>> {
 }
 
 /// Of everything beside the tokens that decides the bytes of a block.
-fn identity(model: &Model, layout: &Layout) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    model.identity().hash(&mut hasher);
+fn identity(model: &Model, layout: &Layout, activations: Activations) -> u64 {
+    let mut of = Fingerprint::default();
+    of.add_number(model.identity());
     for half in [Half::K, Half::V] {
         let kv_type = layout.row_type(half);
-        (half as u8, kv_type.name(), kv_type.is_rotated()).hash(&mut hasher);
+        of.add(kv_type.name().as_bytes());
+        of.add_number(kv_type.is_rotated().into());
     }
-    hasher.finish()
+    of.add_number((activations == Activations::Int8).into());
+    of.finish()
 }
 
 struct Cpu {

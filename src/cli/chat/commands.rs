@@ -1,7 +1,10 @@
 //! The commands of a chat: one table, from which dispatch, help and completion come.
 
+use std::path::Path;
+
 use anyhow::bail;
 
+use super::kv::draw;
 use super::session::Session;
 use super::settings;
 use crate::cli::machine::mib;
@@ -26,6 +29,8 @@ const COMMANDS: &[Command] = &[
     Command { names: &["/clear"], takes: "", help: "forget the conversation, keep the system message", run: clear },
     Command { names: &["/undo"], takes: "", help: "take back the last message and its answer", run: undo },
     Command { names: &["/retry"], takes: "", help: "answer the last message anew", run: retry },
+    Command { names: &["/fork"], takes: "NAME", help: "go on in a copy of the conversation", run: fork },
+    Command { names: &["/switch"], takes: "[NAME]", help: "go on in another copy, or list them", run: switch },
     Command { names: &["/system"], takes: "TEXT", help: "set the system message", run: system },
     Command { names: &["/set"], takes: "NAME VALUE", help: "set a parameter; `/show parameters` lists them", run: set },
     Command { names: &["/set verbose"], takes: "", help: "show figures after each answer", run: set_verbose },
@@ -37,6 +42,14 @@ const COMMANDS: &[Command] = &[
         help: "times and sizes of the last answer and of the session",
         run: stats,
     },
+    Command { names: &["/save"], takes: "FILE", help: "save the conversation and what is computed of it", run: save },
+    Command {
+        names: &["/load"],
+        takes: "FILE",
+        help: "go on with a saved conversation in place of this one",
+        run: load,
+    },
+    Command { names: &["/kv"], takes: "", help: "draw the KV cache: what is free, cached, shared and own", run: kv },
     Command { names: &["/bye", "/exit", "/quit"], takes: "", help: "leave, as Ctrl-D does", run: bye },
 ];
 
@@ -96,6 +109,28 @@ fn undo(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Resu
 
 fn retry(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
     session.retry(terminal)?;
+    Ok(Flow::Stay)
+}
+
+fn fork(session: &mut Session, name: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    let left = session.branch.clone();
+    session.fork(name)?;
+    terminal.info(&format!("Now in '{name}', a copy of '{left}'; /switch {left} goes back"));
+    Ok(Flow::Stay)
+}
+
+fn switch(session: &mut Session, name: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    if name.is_empty() {
+        terminal.talk(&format!("here: {}", session.branch_names().join("; waiting: ")));
+        return Ok(Flow::Stay);
+    }
+    session.switch(name)?;
+    terminal.info(&format!("Now in '{name}', {} messages", session.messages.len()));
+    Ok(Flow::Stay)
+}
+
+fn kv(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    draw(session).iter().for_each(|line| terminal.talk(line));
     Ok(Flow::Stay)
 }
 
@@ -194,6 +229,22 @@ fn stats(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Res
     Ok(Flow::Stay)
 }
 
+fn save(session: &mut Session, file: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    if file.is_empty() {
+        bail!("/save needs the name of a file");
+    }
+    session.save(Path::new(file), terminal)?;
+    Ok(Flow::Stay)
+}
+
+fn load(session: &mut Session, file: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    if file.is_empty() {
+        bail!("/load needs the name of a file");
+    }
+    session.load(Path::new(file), terminal)?;
+    Ok(Flow::Stay)
+}
+
 fn bye(_: &mut Session, _: &str, _: &mut Terminal) -> anyhow::Result<Flow> {
     Ok(Flow::Leave)
 }
@@ -239,7 +290,7 @@ mod tests {
     #[test]
     fn every_name_completes_from_its_beginning() {
         assert_eq!(completions("/he"), ["/help"]);
-        assert_eq!(completions("/s"), ["/system", "/set", "/show", "/stats"]);
+        assert_eq!(completions("/s"), ["/switch", "/system", "/set", "/show", "/stats", "/save"]);
         assert_eq!(completions("/set t"), ["/set temperature", "/set top_k", "/set top_p"]);
         assert_eq!(completions("/show m"), ["/show messages"]);
         assert!(completions("hello").is_empty());

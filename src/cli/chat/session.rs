@@ -5,10 +5,14 @@ use std::ops::ControlFlow;
 use anyhow::{Context, bail, ensure};
 
 use super::ChatArgs;
+use super::branches::{self, Branch};
+use super::saved::Saving;
 use super::settings::Settings;
+use crate::cli::args::CacheArgs;
 use crate::cli::load::Loaded;
+use crate::cli::notices::Notices;
 use crate::cli::terminal::{Interrupts, Terminal};
-use crate::engine::SequenceId;
+use crate::engine::{OnFull, SequenceId};
 use crate::generation::{self, Completion, Event, FinishReason, Request};
 use crate::sampler::Sampler;
 use crate::template::{self, Message, Role};
@@ -25,8 +29,15 @@ pub struct Session {
     pub last: Option<Completion>,
     /// Whether a line of figures follows each answer.
     pub verbose: bool,
+    /// Name of the present branch of the conversation, and the others, the one left last at the end.
+    pub branch: String,
+    pub waiting: Vec<Branch>,
+    pub sequence: SequenceId,
     system_in_user: bool,
-    sequence: SequenceId,
+    pub(super) saving: Saving,
+    cache: CacheArgs,
+    /// The engine's rule for full contexts: what is kept changes with the first prompt under `--keep -1`.
+    on_full: OnFull,
 }
 
 /// Standard output cannot be written to any more: no use in going on.
@@ -36,6 +47,8 @@ pub struct OutputLost(pub anyhow::Error);
 
 impl Session {
     pub fn new(mut loaded: Loaded, args: &ChatArgs) -> anyhow::Result<Session> {
+        let saving = Saving::new(args, &loaded);
+        let on_full = args.cache.on_full(loaded.engine.context_tokens())?;
         let settings = Settings { generation: args.generation.clone(), sampling: args.sampling.clone() };
         let mut session = Session {
             sampler: Sampler::new(settings.sampling.params(&loaded.texts.tokenizer)),
@@ -46,7 +59,12 @@ impl Session {
             spoken: Vec::new(),
             last: None,
             verbose: true,
+            branch: branches::FIRST.to_string(),
+            waiting: Vec::new(),
+            cache: args.cache.clone(),
+            on_full,
             system_in_user: args.system.system_in_user,
+            saving,
         };
         if let Some(system) = &args.system.system {
             session.set_system(system).context("--system")?;
@@ -118,7 +136,7 @@ impl Session {
 
     /// Tokens of the context in use.
     pub fn context_used(&self) -> usize {
-        self.loaded.engine.tokens(self.sequence).len()
+        self.loaded.engine.held_tokens(self.sequence)
     }
 
     /// Answers the messages, the last of which is the user's, and appends what was said if anything was.
@@ -126,12 +144,9 @@ impl Session {
         let fresh = self.render(&self.messages)?;
         let prompt = generation::keep_spoken_ids(&self.spoken, &fresh, &self.loaded.texts.tokenizer);
         let context_tokens = self.loaded.engine.context_tokens();
-        ensure!(
-            prompt.len() < context_tokens,
-            "the conversation with this message has {} tokens and leaves no room in the context of {context_tokens}: \
-             send a shorter one, /undo, or /clear",
-            prompt.len()
-        );
+        self.set_kept(prompt.len())?;
+        self.check_room(&prompt)?;
+        self.claim_room();
         let completion = self.stream(&prompt, terminal)?;
         if completion.finish_reason == FinishReason::Interrupted && completion.text.is_empty() {
             terminal.info("stopped before the first word: the message is taken back");
@@ -142,7 +157,7 @@ impl Session {
         if completion.context_full {
             terminal.warn(&format!(
                 "the context of {context_tokens} tokens is full ({} of prompt, {} of answer), so the answer ends here: \
-                 /undo takes it back, /clear starts anew",
+                 /undo takes it back, /clear starts anew (--on-full evict would go on without the oldest tokens)",
                 completion.prompt_tokens,
                 completion.ids.len()
             ));
@@ -159,13 +174,55 @@ impl Session {
         Ok(())
     }
 
+    /// With the first prompt of a conversation it is known what `--keep -1` keeps.
+    fn set_kept(&mut self, prompt_tokens: usize) -> anyhow::Result<()> {
+        if self.messages.iter().any(|message| message.role == Role::Assistant) {
+            return Ok(());
+        }
+        let on_full = self.cache.on_full_after(prompt_tokens, self.loaded.engine.context_tokens())?;
+        if on_full != self.on_full {
+            // A sequence that forgot tokens can only be read on by the rule it forgot them by.
+            let waiting = self.waiting.iter().map(|branch| branch.sequence);
+            let engine = &mut self.loaded.engine;
+            waiting.chain([self.sequence]).for_each(|sequence| engine.truncate(sequence, 0));
+            engine.set_on_full(on_full);
+            self.on_full = on_full;
+        }
+        Ok(())
+    }
+
+    /// Whether the message can be read at all; where old tokens are forgotten, beside those that are kept.
+    fn check_room(&self, prompt: &[TokenId]) -> anyhow::Result<()> {
+        let context_tokens = self.loaded.engine.context_tokens();
+        let Some(evictable) = self.loaded.engine.evictable_tokens() else {
+            ensure!(
+                prompt.len() < context_tokens,
+                "the conversation with this message has {} tokens and leaves no room in the context of \
+                 {context_tokens}: send a shorter one, /undo, or /clear (--on-full evict would forget the oldest tokens)",
+                prompt.len()
+            );
+            return Ok(());
+        };
+        let common = self.spoken.iter().zip(prompt).take_while(|(said, wanted)| said == wanted).count();
+        let (new, room) = (prompt.len() - common, if common == 0 { context_tokens } else { evictable });
+        ensure!(
+            new <= room || (prompt.len() <= context_tokens),
+            "this message has {new} tokens, and the context of {context_tokens} has room for {room} new ones: send a \
+             shorter one",
+        );
+        Ok(())
+    }
+
     /// Generates, and shows the answer as it comes.
     fn stream(&mut self, prompt: &[TokenId], terminal: &mut Terminal) -> anyhow::Result<Completion> {
-        // In a script Ctrl-C ends the program as everywhere.
-        let interrupts = terminal.stdin_is_terminal().then(Interrupts::catch);
+        // In a script Ctrl-C ends the program as everywhere, unless there is something to save before.
+        let interrupts = (terminal.stdin_is_terminal() || self.saving.is_wanted).then(Interrupts::catch);
         let stop = self.settings.generation.stops();
-        let request = Request { prompt, max_tokens: self.settings.generation.max_tokens(), stop: &stop };
+        let room = self.loaded.engine.context_tokens().saturating_sub(prompt.len());
+        let request = Request { prompt, max_tokens: self.settings.generation.max_tokens_within(room), stop: &stop };
+        let mut notices = Notices::new(self.loaded.engine.context_tokens());
         let mut progress = None;
+        let mut is_mid_line = false;
         let mut shown = Ok(());
         let mut show = |event: Event| {
             match event {
@@ -175,8 +232,10 @@ impl Session {
                 }
                 Event::Text(text) => {
                     progress = None;
+                    is_mid_line |= !text.is_empty();
                     shown = std::mem::replace(&mut shown, Ok(())).and_then(|()| terminal.write_text(text));
                 }
+                Event::Notice(notice) => notices.tell(notice, is_mid_line, terminal),
             }
             let stopped = shown.is_err() || interrupts.as_ref().is_some_and(Interrupts::pending);
             if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -190,6 +249,7 @@ impl Session {
             &mut show,
         );
         drop(progress);
+        self.saving.is_interrupted = interrupts.is_some_and(|interrupts| interrupts.pending());
         shown.and_then(|()| terminal.write_text("\n")).map_err(OutputLost)?;
         completion
     }

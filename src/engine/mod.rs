@@ -1,5 +1,7 @@
 //! Sequences of token ids over a backend and its paged KV cache: prefill, decode, scores. No text, no device.
 
+mod session;
+
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 
@@ -7,6 +9,8 @@ use crate::backend::{Backend, Batch, BatchRow, Info};
 use crate::kv::layout::BLOCK_TOKENS;
 use crate::kv::{KvCache, PageTable, Usage};
 use crate::tokenizer::TokenId;
+
+pub use session::{About, Restored, Saving};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SequenceId(u32);
@@ -118,6 +122,18 @@ impl Engine {
 
     pub fn context_tokens(&self) -> usize {
         self.options.context_tokens
+    }
+
+    /// Tokens that a full sequence can forget to go on; `None`: it stops.
+    pub fn evictable_tokens(&self) -> Option<usize> {
+        let OnFull::Evict { keep } = self.options.on_full else { return None };
+        let blocks = self.context_tokens() / BLOCK_TOKENS;
+        Some(blocks.saturating_sub(keep.div_ceil(BLOCK_TOKENS)) * BLOCK_TOKENS)
+    }
+
+    /// Changes the rule for full contexts. What is kept must stay the same for a sequence that forgot tokens already.
+    pub fn set_on_full(&mut self, on_full: OnFull) {
+        self.options.on_full = on_full;
     }
 
     pub fn vocab(&self) -> usize {
