@@ -356,8 +356,8 @@ impl Engine {
                 Ok(logits)
             }
             Err(error) => {
-                let freed = self.cache.truncate(&mut sequence.table, cached_tokens);
-                self.backend.release_blocks(&freed);
+                // the pages go back to the pool; their memory is given back when they are used and freed again
+                self.cache.truncate(&mut sequence.table, cached_tokens);
                 Err(error.into())
             }
         }
