@@ -123,6 +123,15 @@ pub fn mib(bytes: u64) -> String {
     if mib < 10.0 { format!("{mib:.1} MiB") } else { format!("{mib:.0} MiB") }
 }
 
+/// In the unit that reads best.
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
+        0x10_0000..0x4000_0000 => mib(bytes),
+        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,5 +153,6 @@ mod tests {
     #[test]
     fn sizes_read_well() {
         assert_eq!((mib(1 << 20), mib(1536 << 20)), ("1.0 MiB".to_string(), "1536 MiB".to_string()));
+        assert_eq!([512, 5 << 20, 1536 << 20].map(size), ["0.5 KiB", "5.0 MiB", "1.50 GiB"]);
     }
 }
