@@ -125,10 +125,11 @@ pub fn mib(bytes: u64) -> String {
 
 /// In the unit that reads best.
 pub fn size(bytes: u64) -> String {
-    match bytes {
-        0..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
-        0x10_0000..0x4000_0000 => mib(bytes),
-        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    const ABOVE_MIB: [(u32, &str); 4] = [(60, "EiB"), (50, "PiB"), (40, "TiB"), (30, "GiB")];
+    match ABOVE_MIB.iter().find(|(bits, _)| bytes >> bits > 0) {
+        Some((bits, unit)) => format!("{:.2} {unit}", bytes as f64 / 2f64.powi(*bits as i32)),
+        None if bytes >= 1 << 20 => mib(bytes),
+        None => format!("{:.1} KiB", bytes as f64 / 1024.0),
     }
 }
 
@@ -153,6 +154,6 @@ mod tests {
     #[test]
     fn sizes_read_well() {
         assert_eq!((mib(1 << 20), mib(1536 << 20)), ("1.0 MiB".to_string(), "1536 MiB".to_string()));
-        assert_eq!([512, 5 << 20, 1536 << 20].map(size), ["0.5 KiB", "5.0 MiB", "1.50 GiB"]);
+        assert_eq!([512, 5 << 20, 1536 << 20, u64::MAX].map(size), ["0.5 KiB", "5.0 MiB", "1.50 GiB", "16.00 EiB"]);
     }
 }

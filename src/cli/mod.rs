@@ -10,8 +10,6 @@ mod machine;
 mod perplexity;
 mod plan;
 mod run;
-mod shapes;
-mod simulate;
 pub mod terminal;
 mod tokenize;
 

@@ -2,9 +2,104 @@
 //! taken page by page.
 
 use std::collections::VecDeque;
+use std::fs;
+use std::path::Path;
 
+use anyhow::{Context, anyhow, bail};
+use serde_json::json;
+
+use super::question::Question;
+use super::show::{grouped, known, kv_name};
+use crate::cli::Ended;
+use crate::cli::machine::size;
+use crate::cli::terminal::Terminal;
 use crate::kv::layout::BLOCK_TOKENS;
 use crate::kv::plan::blocks;
+
+/// Runs a trace through both policies, with the KV memory that weights and scratch leave.
+pub fn simulate_trace(
+    trace: &Path,
+    question: &Question,
+    as_json: bool,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Ended> {
+    let context_tokens = question.demand.context_tokens;
+    let named = format!("--trace {}", trace.display());
+    let text = fs::read_to_string(trace).with_context(|| named.clone())?;
+    let requests = parse(&text).map_err(|error| anyhow!("{named}: {error}"))?;
+    if let Some(request) = requests.iter().find(|request| request.tokens() > context_tokens) {
+        bail!(
+            "{named}: line {}: {} tokens of prompt and {} of answer are more than the context of {context_tokens} (-c)",
+            request.line,
+            request.prompt_tokens,
+            request.answer_tokens
+        );
+    }
+    let devices = question.devices();
+    let device = devices.first().context("there is always the host")?;
+    // Weights that are read for every token have to stay in memory, mapped or not.
+    let (weights, scratch) = (device.part.weights_bytes, device.part.scratch_bytes(&device.demand));
+    let budget = device.memory.bytes.saturating_sub(weights).saturating_sub(scratch);
+    let blocks = budget / device.part.kv.stride.max(1);
+    let budget_tokens = blocks.saturating_mul(BLOCK_TOKENS as u64);
+    let Some(paged) = simulate(&requests, blocks, Policy::Paged) else {
+        bail!(
+            "{} ({}) leaves {} for KV beside {} of weights and {} of scratch: {budget_tokens} tokens, but the largest \
+             request has {}",
+            device.memory.limit,
+            size(device.memory.bytes),
+            size(budget),
+            size(weights),
+            size(scratch),
+            requests.iter().map(Request::tokens).max().unwrap_or(0)
+        );
+    };
+    let reserved = simulate(&requests, blocks, Policy::Reserved { context_tokens });
+    if as_json {
+        let report = json!({
+            "model": question.name,
+            "requests": requests.len(),
+            "context_tokens": context_tokens,
+            "kv_budget_bytes": budget,
+            "kv_budget_tokens": budget_tokens,
+            "reserved": reserved,
+            "paged": paged,
+        });
+        terminal.write_line(&report.to_string())?;
+        return Ok(Ended::Done);
+    }
+    let sum = |tokens: fn(&Request) -> usize| grouped(requests.iter().map(tokens).sum::<usize>() as u64);
+    let row = |label: &str, cell: fn(&Outcome) -> String| {
+        let reserved = reserved.as_ref().map_or("none fits".to_string(), cell);
+        format!("  {label:<26}{reserved:>20}{:>20}", cell(&paged))
+    };
+    let lines = [
+        format!("{}, KV in {}", question.name, kv_name(question.demand.kv_types)),
+        format!(
+            "{} requests: {} tokens of prompt, {} of answer",
+            requests.len(),
+            sum(|request| request.prompt_tokens),
+            sum(|request| request.answer_tokens)
+        ),
+        format!("{} for KV: {} tokens", known(budget), grouped(budget_tokens)),
+        String::new(),
+        format!(
+            "  {:<26}{:>20}{:>20}",
+            "",
+            format!("{context_tokens} tokens each"),
+            format!("pages of {BLOCK_TOKENS}")
+        ),
+        row("KV memory wasted", |outcome| format!("{:.1} %", 100.0 * outcome.wasted)),
+        row("sequences at once, mean", |outcome| format!("{:.1}", outcome.mean_sequences)),
+        row("sequences at once, most", |outcome| outcome.most_sequences.to_string()),
+        row("steps until all is done", |outcome| grouped(outcome.steps)),
+        row("put back for lack of room", |outcome| grouped(outcome.put_back)),
+    ];
+    for line in lines {
+        terminal.write_line(&line)?;
+    }
+    Ok(Ended::Done)
+}
 
 /// One line of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +154,7 @@ pub enum Policy {
     Paged,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Outcome {
     pub steps: u64,
     /// Share of the memory taken that holds nothing, averaged over steps.
