@@ -57,7 +57,7 @@ fn opening_a_backend_allocates_what_the_plan_says() {
             let planned = cpu::scratch_bytes(&Widths::of(&model.config), &options(setting)).fixed;
             // threads, names and the like are not scratch
             let other = allocated.checked_sub(planned);
-            assert!(other.is_some_and(|other| other < 16 << 10), "{}: {planned} planned, {allocated}", path.display());
+            assert!(other.is_some_and(|other| other < 64 << 10), "{}: {planned} planned, {allocated}", path.display());
         }
     }
 }

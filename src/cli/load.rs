@@ -78,7 +78,7 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
         activations: cpu::Activations::Int8,
     };
     // Before anything is allocated: a context that does not fit is refused at once.
-    let Room { context_tokens, cache_tokens } = plan::room(args, &gguf, &model.config, terminal)?;
+    let Room { context_tokens, cache_tokens } = plan::room(args, threads, &gguf, &model.config, terminal)?;
     let backend = cpu::open(model.clone(), &options)?;
     // The vocabulary needs a core for a while, the weights the disk: both at once.
     let texts = std::thread::scope(|scope| {

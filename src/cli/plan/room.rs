@@ -20,7 +20,14 @@ pub struct Room {
     pub cache_tokens: usize,
 }
 
-pub fn room(args: &ModelArgs, gguf: &Gguf, config: &Config, terminal: &Terminal) -> anyhow::Result<Room> {
+/// `threads`: that will really be used.
+pub fn room(
+    args: &ModelArgs,
+    threads: usize,
+    gguf: &Gguf,
+    config: &Config,
+    terminal: &Terminal,
+) -> anyhow::Result<Room> {
     let (k, v) = args.kv_types();
     let demand = Demand {
         context_tokens: 0,
@@ -37,7 +44,7 @@ pub fn room(args: &ModelArgs, gguf: &Gguf, config: &Config, terminal: &Terminal)
         widths: Widths::of(config),
         demand,
         batch_tokens: args.batch_size,
-        threads: args.threads,
+        threads,
         cache_is_fixed: false,
         vram: None,
         ram: host_memory(),

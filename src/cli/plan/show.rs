@@ -72,7 +72,7 @@ impl Question {
                 grouped(kv.per_block),
                 grouped(stride)
             ),
-            format!("  all full    {} blocks: {} bytes before rounding", grouped(n), grouped(payload)),
+            format!("  all full    {} blocks, payload {} bytes", grouped(n), grouped(payload)),
             format!("  reuse       {reuse}"),
         ]
     }
