@@ -80,6 +80,7 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
     // Before anything is allocated: a context that does not fit is refused at once.
     let Room { context_tokens, cache_tokens } = plan::room(args, threads, &gguf, &model.config, terminal)?;
     let backend = cpu::open(model.clone(), &options)?;
+    terminal.info(&format!("{}: {}", path.display(), backend.info().device));
     // The vocabulary needs a core for a while, the weights the disk: both at once.
     let texts = std::thread::scope(|scope| {
         let texts = scope.spawn(|| Texts::new(path, &gguf));
