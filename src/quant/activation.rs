@@ -30,6 +30,11 @@ impl QuantRow {
         }
     }
 
+    /// Bytes of a row made by `with_capacity`.
+    pub const fn bytes(cols: usize) -> u64 {
+        (size_of::<QuantRow>() + cols + cols / GROUP * (4 + 4 + 8)) as u64
+    }
+
     /// The plain quantizer. A NaN or infinity anywhere in a group makes its scale non-finite, so that it reaches the
     /// logits instead of vanishing in the rounding.
     pub fn quantize(&mut self, x: &[f32]) {

@@ -23,6 +23,11 @@ impl Input {
         Input { activations, x: vec![0.0; max_tokens * max_cols], quant }
     }
 
+    /// Bytes that `new` allocates for each token.
+    pub fn bytes_per_token(max_cols: usize) -> u64 {
+        4 * max_cols as u64 + QuantRow::bytes(max_cols)
+    }
+
     /// Whether a matrix reads the int8 form.
     fn is_quantized_for(&self, weight: &Matrix) -> bool {
         self.activations == Activations::Int8 && weight.dtype.is_quantized()
