@@ -214,6 +214,7 @@ impl From<KvTypeName> for KvType {
 pub enum SimdName {
     Scalar,
     Avx2,
+    Avx512,
 }
 
 impl From<SimdName> for Simd {
@@ -221,6 +222,7 @@ impl From<SimdName> for Simd {
         match name {
             SimdName::Scalar => Simd::Scalar,
             SimdName::Avx2 => Simd::Avx2,
+            SimdName::Avx512 => Simd::Avx512,
         }
     }
 }
