@@ -55,9 +55,9 @@ fn opening_a_backend_allocates_what_the_plan_says() {
             let allocated = (HELD.load(Ordering::Relaxed) - before) as u64;
             drop(backend);
             let planned = cpu::scratch_bytes(&Widths::of(&model.config), &options(setting)).fixed;
-            // threads, names and the like are not scratch
-            let other = allocated.checked_sub(planned);
-            assert!(other.is_some_and(|other| other < 64 << 10), "{}: {planned} planned, {allocated}", path.display());
+            // threads start and end meanwhile, with their names and handles
+            let other = allocated.abs_diff(planned);
+            assert!(other < 32 << 10, "{}: {planned} planned, {allocated} allocated", path.display());
         }
     }
 }
