@@ -278,6 +278,7 @@ pub enum OnFullName {
 pub enum SimdName {
     Scalar,
     Avx2,
+    Avx512,
 }
 
 impl From<SimdName> for Simd {
@@ -285,6 +286,7 @@ impl From<SimdName> for Simd {
         match name {
             SimdName::Scalar => Simd::Scalar,
             SimdName::Avx2 => Simd::Avx2,
+            SimdName::Avx512 => Simd::Avx512,
         }
     }
 }

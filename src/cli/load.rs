@@ -1,4 +1,4 @@
-//! From -m to an engine that can answer: find the file, map it, check it, choose a context that fits.
+//! From -m to an engine that can answer: find the file, map it, check it, plan a context that fits.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,12 @@ use anyhow::{Context, bail};
 
 use super::args::{CacheArgs, ModelArgs};
 use super::machine::{self, mib};
+use super::plan::{self, Room};
 use super::terminal::Terminal;
-use crate::backend::{Info, cpu};
+use crate::backend::cpu;
 use crate::engine::{self, Engine};
 use crate::gguf::Gguf;
-use crate::kv::layout::{BLOCK_TOKENS, KvType};
+use crate::kv::layout::KvType;
 use crate::model::{Config, Model};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -98,9 +99,10 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
         batch_logits: cpu::BATCH_LOGITS,
         activations: cpu::Activations::Int8,
     };
+    // Before anything is allocated: a context that does not fit is refused at once.
+    let Room { context_tokens, cache_tokens } = plan::room(args, (threads, sequences), &gguf, &model.config, terminal)?;
     let backend = cpu::open(model.clone(), &options)?;
-    // Before the long work: a context that does not fit is refused at once.
-    let context_tokens = choose_context(args, &model.config, backend.info(), machine::available_memory(), terminal)?;
+    terminal.info(&format!("{}: {}", path.display(), backend.info().device));
     let on_full = cache.on_full(context_tokens)?;
     // The vocabulary needs a core for a while, the weights the disk: both at once.
     let texts = std::thread::scope(|scope| {
@@ -117,7 +119,7 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
         );
     }
     warn(&gguf, &model, &texts, args, terminal);
-    let cache_tokens = cache.cache_tokens.unwrap_or(context_tokens);
+    let cache_tokens = cache.cache_tokens.unwrap_or(cache_tokens);
     let engine_options = engine::Options { context_tokens, sequences, cache_tokens, on_full };
     let engine = Engine::new(backend, &engine_options)?;
     let name = texts.path.file_name().unwrap_or(texts.path.as_os_str()).to_string_lossy().into_owned();
@@ -233,50 +235,4 @@ pub fn shortened(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let shown = names[..names.len().min(SHOWN)].join(", ");
     if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
-}
-
-/// Tokens of context: what -c says if it fits, else the smaller of the trained context and what fits.
-fn choose_context(
-    args: &ModelArgs,
-    config: &Config,
-    info: &Info,
-    memory: Option<machine::Memory>,
-    terminal: &Terminal,
-) -> anyhow::Result<usize> {
-    let trained = config.context_tokens;
-    let kv_bytes_per_token = info.block_stride_bytes / BLOCK_TOKENS as u64;
-    // A batch's activations in every width of a layer, the logits, and air for the rest of the program.
-    let step_bytes = (args.batch_size.min(trained) * config.dim * 64 + config.vocab * 8) as u64 + (32 << 20);
-    let fits = memory.map_or(usize::MAX, |memory| {
-        usize::try_from(memory.bytes.saturating_sub(step_bytes) / kv_bytes_per_token.max(1)).unwrap_or(usize::MAX)
-    });
-    let limit = memory.map_or("", |memory| memory.limit);
-    match args.ctx_size {
-        None if fits == 0 => {
-            bail!(
-                "no room for a single token of context: {limit} leaves {}",
-                mib(memory.map_or(0, |memory| memory.bytes))
-            )
-        }
-        None if fits < trained => {
-            terminal.info(&format!("context: {fits} tokens, what fits ({limit}); the model was trained for {trained}"));
-            Ok(fits)
-        }
-        None => {
-            terminal.info(&format!("context: {trained} tokens, as the model was trained for"));
-            Ok(trained)
-        }
-        Some(wanted) => {
-            let context_tokens = if wanted == 0 { trained } else { wanted };
-            if context_tokens > fits && !args.force {
-                let needed = mib((context_tokens as u64).saturating_mul(kv_bytes_per_token).saturating_add(step_bytes));
-                let there = mib(memory.map_or(0, |memory| memory.bytes));
-                bail!(
-                    "-c {wanted}: {context_tokens} tokens need {needed}, but {limit} leaves {there}: \
-                     take at most -c {fits}, or insist with --force"
-                );
-            }
-            Ok(context_tokens)
-        }
-    }
 }

@@ -123,6 +123,16 @@ pub fn mib(bytes: u64) -> String {
     if mib < 10.0 { format!("{mib:.1} MiB") } else { format!("{mib:.0} MiB") }
 }
 
+/// In the unit that reads best.
+pub fn size(bytes: u64) -> String {
+    const ABOVE_MIB: [(u32, &str); 4] = [(60, "EiB"), (50, "PiB"), (40, "TiB"), (30, "GiB")];
+    match ABOVE_MIB.iter().find(|(bits, _)| bytes >> bits > 0) {
+        Some((bits, unit)) => format!("{:.2} {unit}", bytes as f64 / 2f64.powi(*bits as i32)),
+        None if bytes >= 1 << 20 => mib(bytes),
+        None => format!("{:.1} KiB", bytes as f64 / 1024.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,5 +154,6 @@ mod tests {
     #[test]
     fn sizes_read_well() {
         assert_eq!((mib(1 << 20), mib(1536 << 20)), ("1.0 MiB".to_string(), "1536 MiB".to_string()));
+        assert_eq!([512, 5 << 20, 1536 << 20, u64::MAX].map(size), ["0.5 KiB", "5.0 MiB", "1.50 GiB", "16.00 EiB"]);
     }
 }

@@ -10,7 +10,9 @@ pub mod load;
 mod machine;
 mod notices;
 mod perplexity;
+mod plan;
 mod run;
+mod session;
 pub mod terminal;
 mod tokenize;
 
@@ -58,6 +60,8 @@ pub enum Command {
     Run(run::RunArgs),
     /// Show the tokens of a text
     Tokenize(tokenize::TokenizeArgs),
+    /// Tell what a model needs in memory and whether it fits, before anything is loaded
+    Plan(plan::PlanArgs),
     /// Show what a GGUF file holds
     Inspect(inspect::InspectArgs),
     /// Measure how well a model predicts a text
@@ -72,6 +76,7 @@ impl Command {
             Command::Chat(args) => args.talk,
             Command::Run(args) => args.talk,
             Command::Tokenize(args) => args.talk,
+            Command::Plan(args) => args.talk,
             Command::Inspect(args) => args.talk,
             Command::Perplexity(args) => args.talk,
             Command::Bench(args) => args.talk,
@@ -110,6 +115,7 @@ pub fn run(command: Command, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         Command::Chat(args) => chat::chat(&args, terminal),
         Command::Run(args) => run::run(&args, terminal),
         Command::Tokenize(args) => tokenize::tokenize(&args, terminal),
+        Command::Plan(args) => plan::plan(&args, terminal),
         Command::Inspect(args) => inspect::inspect(&args, terminal),
         Command::Perplexity(args) => perplexity::perplexity(&args, terminal),
         Command::Bench(args) => bench::bench(&args, terminal),

@@ -10,6 +10,7 @@ use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SamplingArgs
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
+use super::session::{self, SessionArgs};
 use super::terminal::{Interrupts, Terminal};
 use super::{Ended, Usage};
 use crate::engine::SequenceId;
@@ -47,6 +48,8 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub session: SessionArgs,
 
     /// Print one JSON object with the answer, its finish reason, token counts, speeds and the seed; with --n above 1
     /// {completions: [of these]}
@@ -73,6 +76,7 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         terminal.write_line(&json!({"text": prompt.text, "ids": prompt.ids, "pieces": pieces}).to_string())?;
         return Ok(Ended::Done);
     }
+    args.session.check_place()?;
     // The prompt stays in a sequence of its own while an answer is drawn in a fork.
     let sequences = if args.n > 1 { 2 } else { 1 };
     let mut loaded = load::load_with(&args.model, &args.cache, sequences, terminal)?;
@@ -87,8 +91,20 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
             loaded.config.context_tokens
         );
     }
+    // What is saved in the end: the prompt with its answer, the prompt alone where several answers fork from it.
+    let home = loaded.engine.new_sequence();
+    let about = session::about(&args.model, &loaded);
+    if let Some(mut saved) = args.session.open(&about, terminal)? {
+        if !saved.head.notes.is_empty() && !args.session.session_ro {
+            bail!(
+                "{} holds a conversation, which `run` would overwrite: use another file, or add --session-ro",
+                saved.path().display()
+            );
+        }
+        session::restore(&mut saved, &mut loaded.engine, home, terminal)?;
+    }
     let mut answers = Vec::new();
-    let origin = if args.n > 1 { Some(read_once(&prompt, &mut loaded, terminal)?) } else { None };
+    let read = if args.n > 1 { Some(read_once(&prompt, home, &mut loaded, terminal)?) } else { None };
     for i in 0..args.n {
         let mut params = args.sampling.params(&loaded.texts.tokenizer);
         // The first sampler draws the seed that the others count on from.
@@ -101,11 +117,11 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
                 terminal.write_text("\n")?;
             }
         }
-        let sequence = match &origin {
-            Some((origin, _)) => loaded.engine.fork(*origin),
-            None => loaded.engine.new_sequence(),
-        };
+        let sequence = if read.is_some() { loaded.engine.fork(home) } else { home };
         let completion = answer(args, &prompt, sequence, &mut loaded, &mut sampler, terminal)?;
+        if sequence != home {
+            loaded.engine.free_sequence(sequence);
+        }
         if !args.json {
             terminal.write_text("\n")?;
         }
@@ -119,7 +135,7 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
             break;
         }
     }
-    if let (Some((_, read)), Some(first)) = (&origin, answers.first_mut()) {
+    if let (Some(read), Some(first)) = (&read, answers.first_mut()) {
         // Their one reading of the prompt stands with the first answer.
         first.completion.cached_tokens = read.cached_tokens;
         first.completion.prefill_seconds += read.prefill_seconds;
@@ -129,6 +145,9 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         let report = if args.n == 1 { all.remove(0) } else { json!({ "completions": all }) };
         terminal.write_line(&report.to_string())?;
         terminal.flush()?;
+    }
+    if let Some(path) = args.session.to_write() {
+        session::save(&loaded.engine, home, path, &about, terminal)?;
     }
     if args.stats {
         answers.iter().for_each(|answer| terminal.talk(&stats(&loaded, &answer.completion, answer.seed)));
@@ -142,9 +161,13 @@ struct Answer {
     seed: u64,
 }
 
-/// A sequence that holds the prompt, to fork answers from, and what reading it took.
-fn read_once(prompt: &Prompt, loaded: &mut Loaded, terminal: &Terminal) -> anyhow::Result<(SequenceId, Completion)> {
-    let origin = loaded.engine.new_sequence();
+/// Makes `origin` hold the prompt, to fork answers from, and tells what reading it took.
+fn read_once(
+    prompt: &Prompt,
+    origin: SequenceId,
+    loaded: &mut Loaded,
+    terminal: &Terminal,
+) -> anyhow::Result<Completion> {
     let mut progress = terminal.progress_tokens("reading the prompt", prompt.ids.len());
     let mut on_event = |event: Event| {
         if let Event::Prefill { done, .. } = event {
@@ -155,8 +178,7 @@ fn read_once(prompt: &Prompt, loaded: &mut Loaded, terminal: &Terminal) -> anyho
     let request = Request { prompt: &prompt.ids, max_tokens: Some(0), stop: &[] };
     let mut sampler = Sampler::new(Params::default());
     let tokenizer = &loaded.texts.tokenizer;
-    let read = generation::generate(&mut loaded.engine, origin, tokenizer, &mut sampler, &request, &mut on_event)?;
-    Ok((origin, read))
+    generation::generate(&mut loaded.engine, origin, tokenizer, &mut sampler, &request, &mut on_event)
 }
 
 fn warn_full(args: &RunArgs, context_tokens: usize, terminal: &Terminal) {
@@ -230,7 +252,6 @@ fn answer(
     };
     let tokenizer = &loaded.texts.tokenizer;
     let completion = generation::generate(&mut loaded.engine, sequence, tokenizer, sampler, &request, &mut on_event);
-    loaded.engine.free_sequence(sequence);
     written?;
     if completion.is_err() && shown {
         terminal.write_text("\n")?;

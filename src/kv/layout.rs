@@ -50,14 +50,10 @@ impl KvType {
         }
     }
 
-    /// Whether K (with q) or V is rotated before it is stored.
-    pub fn is_rotated(self, half: Half) -> bool {
-        let mode = std::env::var("ROT").unwrap_or("kv".into());
+    /// Whether rows are rotated before they are stored (and q with K): part of what the type is. V too, because it costs
+    /// a few hundred additions a head and brings the product nearer to F16 (src/README.md has the numbers).
+    pub const fn is_rotated(self) -> bool {
         matches!(self, KvType::Int8)
-            && match half {
-                Half::K => mode.contains('k'),
-                Half::V => mode.contains('v'),
-            }
     }
 }
 

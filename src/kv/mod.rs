@@ -6,9 +6,11 @@
 //! copy first. What a page table cannot do itself, moving bytes, is returned for the backend to do.
 
 pub mod layout;
+pub mod plan;
 pub mod pool;
 pub mod prefix;
 pub mod rows;
+pub mod session;
 
 use layout::{BLOCK_TOKENS, BlockId};
 use pool::{BlockPool, OutOfBlocks, Released};

@@ -1,15 +1,16 @@
 //! A `llama` model from a checked GGUF: hyper-parameters and weights, every shape proven once, here.
 
 mod config;
+mod fingerprint;
 mod rope;
 
 use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use anyhow::{Result, bail};
 
 pub use config::{Config, ExpertShape, LayerShape};
+pub use fingerprint::Fingerprint;
 pub use rope::{Rope, RopeOverrides, RopeScaling};
 
 use crate::gguf::{Bytes, Gguf, Tensor};
@@ -152,28 +153,54 @@ impl Model {
 }
 
 impl Model {
-    /// Tells models apart: hyper-parameters, RoPE settings, the types of all matrices and a sample of each one's bytes.
+    /// Tells models apart, also in files and on other machines: hyper-parameters, RoPE settings, all norms and biases, the
+    /// type of every matrix and samples of its bytes. (Reading all bytes of large models would delay each start.)
     pub fn identity(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        format!("{:?}", self.config).hash(&mut hasher);
-        let mut matrix = |matrix: &Matrix| {
-            (matrix.dtype, matrix.rows, matrix.cols).hash(&mut hasher);
-            let (middle, sample) = (matrix.data.len() / 2, matrix.data.len().min(64));
-            matrix.data[..sample].hash(&mut hasher);
-            matrix.data[middle..(middle + sample).min(matrix.data.len())].hash(&mut hasher);
-        };
-        matrix(&self.token_embd);
-        matrix(&self.output.weight);
+        let mut of = Fingerprint::default();
+        of.add(format!("{:?}", self.config).as_bytes());
+        add_matrix(&mut of, &self.token_embd);
+        add_floats(&mut of, &self.output_norm);
+        add_linear(&mut of, &self.output);
         for layer in &self.layers {
+            add_floats(&mut of, &layer.attn_norm);
+            add_floats(&mut of, &layer.ffn_norm);
+            let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_v, &layer.attn_output];
+            attention.into_iter().for_each(|linear| add_linear(&mut of, linear));
             let experts = match &layer.ffn {
                 FeedForward::Dense(expert) => std::slice::from_ref(expert),
-                FeedForward::Experts { experts, .. } => experts,
+                FeedForward::Experts { router, experts, .. } => {
+                    add_linear(&mut of, router);
+                    experts
+                }
             };
-            let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_v, &layer.attn_output];
-            let ffn = experts.iter().flat_map(|expert| [&expert.gate, &expert.up, &expert.down]);
-            attention.into_iter().chain(ffn).for_each(|linear| matrix(&linear.weight));
+            for Expert { gate, up, down } in experts {
+                [gate, up, down].into_iter().for_each(|linear| add_linear(&mut of, linear));
+            }
         }
-        hasher.finish()
+        of.finish()
+    }
+}
+
+fn add_linear(of: &mut Fingerprint, linear: &Linear) {
+    add_matrix(of, &linear.weight);
+    add_floats(of, linear.bias.as_deref().unwrap_or(&[]));
+}
+
+fn add_floats(of: &mut Fingerprint, floats: &[f32]) {
+    of.add_number(floats.len() as u64);
+    floats.iter().for_each(|x| of.add(&x.to_le_bytes()));
+}
+
+/// Four samples, the first and the last bytes among them.
+fn add_matrix(of: &mut Fingerprint, matrix: &Matrix) {
+    const SAMPLE_BYTES: usize = 1024;
+    of.add(matrix.dtype.name().as_bytes());
+    of.add_number(matrix.rows as u64);
+    of.add_number(matrix.cols as u64);
+    let data = &matrix.data[..];
+    let sample = data.len().min(SAMPLE_BYTES);
+    for n in 0..4 {
+        of.add(&data[(data.len() - sample) * n / 3..][..sample]);
     }
 }
 

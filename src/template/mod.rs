@@ -39,7 +39,7 @@ pub enum Role {
 
 impl Role {
     /// As templates know it.
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Role::System => "system",
             Role::User => "user",

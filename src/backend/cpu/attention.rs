@@ -62,6 +62,11 @@ impl Int8Query {
         Int8Query { q: vec![0; n_heads * head_dim], scale: vec![0.0; n_heads] }
     }
 
+    /// Bytes that `new` allocates, itself included.
+    pub fn bytes(n_heads: usize, head_dim: usize) -> u64 {
+        (size_of::<Int8Query>() + n_heads * (head_dim + 4)) as u64
+    }
+
     pub fn quantize(&mut self, kernels: &Kernels, heads: &[f32], head_dim: usize) {
         let heads = heads.chunks_exact(head_dim).zip(self.q.chunks_exact_mut(head_dim));
         for ((head, q), scale) in heads.zip(&mut self.scale) {
@@ -103,6 +108,18 @@ impl Attention {
             ml: vec![(0.0, 0.0); queries],
         };
         Attention { scratch: PerWorker::new(threads, scratch), partials: Vec::new() }
+    }
+
+    /// Bytes that `new` allocates.
+    pub fn bytes(threads: usize, max_group: usize, head_dim: usize) -> u64 {
+        let queries = TILE * max_group;
+        let floats = queries * SPAN_TOKENS + BLOCK_TOKENS * head_dim + queries * (2 * head_dim + 4);
+        (threads * (size_of::<Mutex<Scratch>>() + 4 * floats)) as u64
+    }
+
+    /// Bytes that the partial results of split batches take for each span of a context.
+    pub fn bytes_per_span(n_heads: usize, head_dim: usize) -> u64 {
+        (SPLIT_TOKENS * n_heads * (head_dim + 2) * 4) as u64
     }
 
     /// Attention of every token of a batch row to the tokens up to itself: `out` (tokens, n_heads * head_dim).

@@ -8,9 +8,9 @@ use super::pages::{NewRows, Pages, Slot, Slots};
 use super::simd::{Kernels, exp};
 use super::threads::Crew;
 use crate::backend::Batch;
-use crate::kv::layout::{BLOCK_TOKENS, Half, KvType, Layout};
+use crate::kv::layout::{BLOCK_TOKENS, Half, KvType};
 use crate::kv::rows::rotate;
-use crate::model::{Expert, FeedForward, Layer, Linear, Model};
+use crate::model::{Config, Expert, FeedForward, Layer, Linear, Model};
 
 /// Least sum by which expert weights are divided: the smallest normal f16, as in llama.cpp.
 const MIN_EXPERT_SUM: f32 = 6.103_515_6e-5;
@@ -48,35 +48,93 @@ struct ExpertBuffers {
     y: Vec<f32>,
 }
 
-impl Buffers {
-    pub fn new(model: &Model, layout: &Layout, options: &Options) -> Buffers {
-        let (config, n) = (&model.config, options.batch_tokens);
-        let activations = options.activations;
+/// The widest sizes of any layer: what buffers are made for.
+#[derive(Clone, Copy, Debug)]
+pub struct Widths {
+    pub dim: usize,
+    pub head_dim: usize,
+    pub hidden_dim: usize,
+    pub vocab: usize,
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    /// Query heads per KV head.
+    pub group: usize,
+    /// 0 for models without.
+    pub n_experts: usize,
+}
+
+impl Widths {
+    pub fn of(config: &Config) -> Widths {
         let widest = |size: fn(&crate::model::LayerShape) -> usize| config.layers.iter().map(size).max().unwrap_or(0);
-        let q_dim = widest(|l| l.n_heads) * config.head_dim;
-        let kv_dim = widest(|l| l.n_kv_heads) * config.head_dim;
-        let hidden_dim = widest(|l| l.hidden_dim);
-        let int8_heads = if layout.row_type(Half::K) == KvType::Int8 { widest(|l| l.n_heads) } else { 0 };
-        let group = widest(|l| l.n_heads / l.n_kv_heads);
-        let experts = config.experts.map(|experts| ExpertBuffers {
-            router: vec![0.0; n * experts.count],
-            input: Input::new(activations, n, config.dim.max(hidden_dim)),
-            y: vec![0.0; n * config.dim],
+        Widths {
+            dim: config.dim,
+            head_dim: config.head_dim,
+            hidden_dim: widest(|l| l.hidden_dim),
+            vocab: config.vocab,
+            n_heads: widest(|l| l.n_heads),
+            n_kv_heads: widest(|l| l.n_kv_heads),
+            group: widest(|l| l.n_heads / l.n_kv_heads),
+            n_experts: config.experts.map_or(0, |experts| experts.count),
+        }
+    }
+
+    fn q_dim(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    fn kv_dim(&self) -> usize {
+        self.n_kv_heads * self.head_dim
+    }
+
+    /// Longest rows that a matrix reads, and those of an expert.
+    fn input_dims(&self) -> (usize, usize) {
+        (self.dim.max(self.q_dim()).max(self.hidden_dim), self.dim.max(self.hidden_dim))
+    }
+}
+
+impl Buffers {
+    pub fn new(widths: &Widths, options: &Options) -> Buffers {
+        let (w, n, activations) = (widths, options.batch_tokens, options.activations);
+        let int8_heads = if options.kv_type_k == KvType::Int8 { w.n_heads } else { 0 };
+        let (input_dim, expert_dim) = w.input_dims();
+        let experts = (w.n_experts > 0).then(|| ExpertBuffers {
+            router: vec![0.0; n * w.n_experts],
+            input: Input::new(activations, n, expert_dim),
+            y: vec![0.0; n * w.dim],
         });
         Buffers {
-            x: vec![0.0; n * config.dim],
-            input: Input::new(activations, n, config.dim.max(q_dim).max(hidden_dim)),
-            qkv: vec![0.0; n * (q_dim + 2 * kv_dim)],
-            int8: vec![Int8Query::new(int8_heads, config.head_dim); n],
-            cos: vec![0.0; n * config.head_dim / 2],
-            sin: vec![0.0; n * config.head_dim / 2],
-            attn: vec![0.0; n * q_dim],
-            attention: Attention::new(options.threads, group, config.head_dim),
-            gate_up: vec![0.0; n * 2 * hidden_dim],
-            y: vec![0.0; n * config.dim],
+            x: vec![0.0; n * w.dim],
+            input: Input::new(activations, n, input_dim),
+            qkv: vec![0.0; n * (w.q_dim() + 2 * w.kv_dim())],
+            int8: vec![Int8Query::new(int8_heads, w.head_dim); n],
+            cos: vec![0.0; n * w.head_dim / 2],
+            sin: vec![0.0; n * w.head_dim / 2],
+            attn: vec![0.0; n * w.q_dim()],
+            attention: Attention::new(options.threads, w.group, w.head_dim),
+            gate_up: vec![0.0; n * 2 * w.hidden_dim],
+            y: vec![0.0; n * w.dim],
             experts,
-            logits: vec![0.0; options.batch_logits * config.vocab],
+            logits: vec![0.0; options.batch_logits * w.vocab],
         }
+    }
+
+    /// Bytes that `new` allocates, for plans; a test compares the two.
+    pub fn bytes(widths: &Widths, options: &Options) -> u64 {
+        let (w, n) = (widths, options.batch_tokens as u64);
+        let f32s = |elements: usize| 4 * elements as u64;
+        let int8_heads = if options.kv_type_k == KvType::Int8 { w.n_heads } else { 0 };
+        let (input_dim, expert_dim) = w.input_dims();
+        let experts = match w.n_experts {
+            0 => 0,
+            count => n * f32s(count + w.dim) + Input::bytes(options.batch_tokens, expert_dim),
+        };
+        let per_token = f32s(w.dim + w.q_dim() + 2 * w.kv_dim() + w.head_dim + w.q_dim() + 2 * w.hidden_dim + w.dim)
+            + Int8Query::bytes(int8_heads, w.head_dim);
+        n * per_token
+            + Input::bytes(options.batch_tokens, input_dim)
+            + experts
+            + Attention::bytes(options.threads, w.group, w.head_dim)
+            + f32s(options.batch_logits) * w.vocab as u64
     }
 
     /// (n_logits, vocab) of the last batch.
@@ -166,10 +224,10 @@ impl Pass<'_> {
                 let at = token * pairs..(token + 1) * pairs;
                 let (qk, v) = row.split_at_mut(q_dim + kv_dim);
                 rope(qk, &cos[at.clone()], &sin[at]);
-                if k_type.is_rotated(Half::K) {
+                if k_type.is_rotated() {
                     qk.chunks_exact_mut(head_dim).for_each(rotate);
                 }
-                if v_type.is_rotated(Half::V) {
+                if v_type.is_rotated() {
                     v.chunks_exact_mut(head_dim).for_each(rotate);
                 }
                 if k_type == KvType::Int8 {
@@ -191,7 +249,7 @@ impl Pass<'_> {
         let attn = &b.attn;
         b.input.prepare(self.crew, self.kernels, (tokens, q_dim), &[&layer.attn_output], |token, row| {
             row.copy_from_slice(&attn[token * q_dim..(token + 1) * q_dim]);
-            if v_type.is_rotated(Half::V) {
+            if v_type.is_rotated() {
                 row.chunks_exact_mut(head_dim).for_each(rotate);
             }
         });

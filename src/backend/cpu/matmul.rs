@@ -2,25 +2,30 @@
 
 use super::Activations;
 use super::simd::Kernels;
-use super::threads::Crew;
+use super::threads::{ColumnBlock, Crew};
 use crate::model::{Linear, Matrix};
-use crate::quant::activation::QuantRow;
+use crate::quant::activation::{QuantTile, TILE};
 
 /// Columns in whose multiples work is shared out: the widest panel of any table.
 const STEP: usize = 16;
 
-/// The input of matrix products: f32 rows and, when a quantized matrix will read them, their int8 form.
+/// The input of matrix products: f32 rows and, when a quantized matrix will read them, their int8 form in tiles.
 pub struct Input {
     activations: Activations,
     /// (tokens, cols) f32
     pub x: Vec<f32>,
-    quant: Vec<QuantRow>,
+    tiles: Vec<QuantTile>,
 }
 
 impl Input {
     pub fn new(activations: Activations, max_tokens: usize, max_cols: usize) -> Input {
-        let quant = vec![QuantRow::with_capacity(max_cols); max_tokens];
-        Input { activations, x: vec![0.0; max_tokens * max_cols], quant }
+        let tiles = vec![QuantTile::with_capacity(max_cols); max_tokens.div_ceil(TILE)];
+        Input { activations, x: vec![0.0; tiles.len() * TILE * max_cols], tiles }
+    }
+
+    /// Bytes that `new` allocates.
+    pub fn bytes(max_tokens: usize, max_cols: usize) -> u64 {
+        max_tokens.div_ceil(TILE) as u64 * ((4 * TILE * max_cols) as u64 + QuantTile::bytes(max_cols))
     }
 
     /// Whether a matrix reads the int8 form.
@@ -38,12 +43,17 @@ impl Input {
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) {
         let quantized = readers.iter().any(|linear| self.is_quantized_for(&linear.weight));
-        let (x, quant) = (&mut self.x[..n * cols], &mut self.quant[..n]);
-        crew.split_rows((x, cols), (quant, 1), |_, tokens, x, quant| {
-            for ((token, row), quant) in tokens.zip(x.chunks_mut(cols)).zip(quant) {
-                fill(token, row);
-                if quantized {
-                    (kernels.quantize)(row, quant);
+        let n_tiles = n.div_ceil(TILE);
+        let (x, tiles) = (&mut self.x[..n_tiles * TILE * cols], &mut self.tiles[..n_tiles]);
+        crew.split_rows((x, TILE * cols), (tiles, 1), |_, range, x, tiles| {
+            for ((i, rows), tile) in range.zip(x.chunks_mut(TILE * cols)).zip(tiles) {
+                let width = TILE.min(n - i * TILE);
+                tile.set_width(width);
+                for (token, row) in rows.chunks_mut(cols).enumerate().take(width) {
+                    fill(i * TILE + token, row);
+                    if quantized {
+                        (kernels.quantize)(row, tile, token);
+                    }
                 }
             }
         });
@@ -77,11 +87,11 @@ fn multiply(
     rows: std::ops::Range<usize>,
     input: &Input,
     n: usize,
-    block: &mut super::threads::ColumnBlock,
+    block: &mut ColumnBlock,
     column: usize,
 ) {
     if input.is_quantized_for(weight) {
-        (kernels.matmul_quantized)(weight, rows, &input.quant[..n], block, column);
+        (kernels.matmul_quantized)(weight, rows, &input.tiles[..n.div_ceil(TILE)], block, column);
     } else {
         (kernels.matmul_float)(weight, rows, &input.x[..n * weight.cols], block, column);
     }

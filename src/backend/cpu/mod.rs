@@ -8,19 +8,20 @@ mod pages;
 mod simd;
 mod threads;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use anyhow::Result;
 
 use super::{Backend, Batch, Info};
 use crate::kv::layout::{BLOCK_TOKENS, BlockId, Half, KvType, Layout};
-use crate::model::Model;
+use crate::model::{Fingerprint, Model};
+use attention::{Attention, SPAN_TOKENS};
 use decoder::{Buffers, Pass};
 use pages::Pages;
 use simd::Kernels;
 use threads::Team;
 
+pub use decoder::Widths;
 pub use simd::Simd;
 pub use threads::default_threads;
 
@@ -51,17 +52,42 @@ pub struct Options {
     pub activations: Activations,
 }
 
+impl Options {
+    /// With nothing left to be chosen.
+    fn resolved(&self) -> Options {
+        let threads = if self.threads == 0 { default_threads() } else { self.threads };
+        Options { threads, batch_logits: self.batch_logits.min(self.batch_tokens), ..self.clone() }
+    }
+}
+
+/// Memory that batches need beside weights and pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScratchBytes {
+    /// Allocated at open.
+    pub fixed: u64,
+    /// Grows with the longest sequence.
+    pub per_context_token: u64,
+}
+
+/// What a backend opened like this would allocate.
+pub fn scratch_bytes(widths: &Widths, options: &Options) -> ScratchBytes {
+    let per_span = Attention::bytes_per_span(widths.n_heads, widths.head_dim);
+    ScratchBytes {
+        fixed: Buffers::bytes(widths, &options.resolved()),
+        per_context_token: per_span.div_ceil(SPAN_TOKENS as u64),
+    }
+}
+
 /// Builds the CPU backend.
 pub fn open(model: Arc<Model>, options: &Options) -> Result<Box<dyn Backend>> {
     let kernels = simd::choose(options.simd)?;
-    let threads = if options.threads == 0 { default_threads() } else { options.threads };
-    let batch_logits = options.batch_logits.min(options.batch_tokens);
-    let options = Options { threads, batch_logits, ..options.clone() };
+    let options = options.resolved();
+    let (threads, batch_logits) = (options.threads, options.batch_logits);
     let team = Team::new(threads)?;
     let config = &model.config;
     let layout = Layout::new(&config.kv_heads(), config.head_dim, options.kv_type_k, options.kv_type_v);
     let info = Info {
-        identity: identity(&model, &layout),
+        identity: identity(&model, &layout, options.activations),
         device: format!("CPU, {threads} threads, {}", kernels.name),
         threads,
         vocab: config.vocab,
@@ -73,20 +99,22 @@ pub fn open(model: Arc<Model>, options: &Options) -> Result<Box<dyn Backend>> {
         batch_tokens: options.batch_tokens,
         batch_logits,
     };
-    let buffers = Buffers::new(&model, &layout, &options);
+    let buffers = Buffers::new(&Widths::of(config), &options);
     let pages = Pages::new(layout, 0)?;
     Ok(Box::new(Cpu { model, kernels, team, pages, buffers, info }))
 }
 
 /// Of everything beside the tokens that decides the bytes of a block.
-fn identity(model: &Model, layout: &Layout) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    model.identity().hash(&mut hasher);
+fn identity(model: &Model, layout: &Layout, activations: Activations) -> u64 {
+    let mut of = Fingerprint::default();
+    of.add_number(model.identity());
     for half in [Half::K, Half::V] {
         let kv_type = layout.row_type(half);
-        (half as u8, kv_type.name(), kv_type.is_rotated(half)).hash(&mut hasher);
+        of.add(kv_type.name().as_bytes());
+        of.add_number(kv_type.is_rotated().into());
     }
-    hasher.finish()
+    of.add_number((activations == Activations::Int8).into());
+    of.finish()
 }
 
 struct Cpu {

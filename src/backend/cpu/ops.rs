@@ -3,10 +3,10 @@
 
 use super::simd::Kernels;
 
-/// out = x / sqrt(mean(x^2) + eps) * weight
+/// out = x / sqrt(mean(x^2) + eps) * weight. Where the squares overflow the result is NaN: a scale of 0 would hide it.
 pub fn rms_norm(kernels: &Kernels, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let mean = (kernels.dot)(x, x) / x.len() as f32;
-    let scale = 1.0 / (mean + eps).sqrt();
+    let scale = if mean.is_finite() { 1.0 / (mean + eps).sqrt() } else { f32::NAN };
     for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
         *out = x * scale * weight;
     }
@@ -33,5 +33,21 @@ pub fn add(x: &mut [f32], y: &[f32]) {
 pub fn add_scaled(x: &mut [f32], weight: f32, y: &[f32]) {
     for (x, y) in x.iter_mut().zip(y) {
         *x += weight * y;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::simd;
+
+    #[test]
+    fn squares_that_overflow_show_in_the_norm() {
+        let kernels = simd::choose(None).unwrap();
+        let mut out = [0f32; 32];
+        rms_norm(kernels, &[2.0; 32], &[3.0; 32], 0.0, &mut out);
+        assert_eq!(out, [3.0; 32]);
+        rms_norm(kernels, &[1e38; 32], &[1.0; 32], 1e-5, &mut out);
+        assert!(out.iter().all(|x| x.is_nan()));
     }
 }

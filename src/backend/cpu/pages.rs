@@ -105,8 +105,13 @@ impl Pages {
         &self.map[start..start + self.layout.block_bytes()]
     }
 
+    /// To be overwritten as a whole.
     pub fn block_mut(&mut self, block: BlockId) -> &mut [u8] {
         let start = block as usize * self.layout.block_stride();
+        // One call instead of a fault for each page, which is most of the time that filling a fresh block takes. Where
+        // the system does not know it, the faults do it.
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise_range(memmap2::Advice::PopulateWrite, start, self.layout.block_stride());
         &mut self.map[start..start + self.layout.block_bytes()]
     }
 

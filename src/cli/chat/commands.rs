@@ -1,5 +1,7 @@
 //! The commands of a chat: one table, from which dispatch, help and completion come.
 
+use std::path::Path;
+
 use anyhow::bail;
 
 use super::kv::draw;
@@ -39,6 +41,13 @@ const COMMANDS: &[Command] = &[
         takes: "",
         help: "times and sizes of the last answer and of the session",
         run: stats,
+    },
+    Command { names: &["/save"], takes: "FILE", help: "save the conversation and what is computed of it", run: save },
+    Command {
+        names: &["/load"],
+        takes: "FILE",
+        help: "go on with a saved conversation in place of this one",
+        run: load,
     },
     Command { names: &["/kv"], takes: "", help: "draw the KV cache: what is free, cached, shared and own", run: kv },
     Command { names: &["/bye", "/exit", "/quit"], takes: "", help: "leave, as Ctrl-D does", run: bye },
@@ -220,6 +229,22 @@ fn stats(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Res
     Ok(Flow::Stay)
 }
 
+fn save(session: &mut Session, file: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    if file.is_empty() {
+        bail!("/save needs the name of a file");
+    }
+    session.save(Path::new(file), terminal)?;
+    Ok(Flow::Stay)
+}
+
+fn load(session: &mut Session, file: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    if file.is_empty() {
+        bail!("/load needs the name of a file");
+    }
+    session.load(Path::new(file), terminal)?;
+    Ok(Flow::Stay)
+}
+
 fn bye(_: &mut Session, _: &str, _: &mut Terminal) -> anyhow::Result<Flow> {
     Ok(Flow::Leave)
 }
@@ -265,7 +290,7 @@ mod tests {
     #[test]
     fn every_name_completes_from_its_beginning() {
         assert_eq!(completions("/he"), ["/help"]);
-        assert_eq!(completions("/s"), ["/switch", "/system", "/set", "/show", "/stats"]);
+        assert_eq!(completions("/s"), ["/switch", "/system", "/set", "/show", "/stats", "/save"]);
         assert_eq!(completions("/set t"), ["/set temperature", "/set top_k", "/set top_p"]);
         assert_eq!(completions("/show m"), ["/show messages"]);
         assert!(completions("hello").is_empty());

@@ -5,10 +5,11 @@ mod commands;
 mod editor;
 mod input;
 mod kv;
+mod saved;
 mod session;
 mod settings;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 
 use self::commands::Flow;
@@ -16,6 +17,7 @@ use self::input::{Input, Reader};
 use self::session::{OutputLost, Session};
 use super::Ended;
 use super::args::{CacheArgs, GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
+use super::session::SessionArgs;
 use super::terminal::Terminal;
 
 #[derive(Debug, Args)]
@@ -36,21 +38,40 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub session: SessionArgs,
+    #[command(flatten)]
     pub talk: Talk,
 }
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
+    args.session.check_place()?;
     let loaded = super::load::load_with(&args.model, &args.cache, 1, terminal)?;
     if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
     let mut session = Session::new(loaded, args)?;
+    session.resume(args, terminal)?;
     let mut reader = Reader::open(args.strict_utf8, terminal)?;
     terminal.info(&format!(
         "{}, context of {} tokens. /? for help, Ctrl-D leaves.",
         session.loaded.name,
         session.loaded.engine.context_tokens()
     ));
+    let mut warned = false;
+    loop {
+        let talked = talk(&mut session, &mut reader, terminal);
+        let Err(error) = session.keep(&args.session, terminal) else { return talked };
+        if talked.is_err() || !terminal.stdin_is_terminal() || warned {
+            terminal.error(&format!("{error:#}"));
+            return talked.and(Err(anyhow!("the conversation is not saved")));
+        }
+        terminal.warn(&format!("{error:#}; /save FILE puts it elsewhere, leaving again gives it up"));
+        warned = true;
+    }
+}
+
+/// Answers until the user leaves.
+fn talk(session: &mut Session, reader: &mut Reader, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let mut failures = 0;
     loop {
         let message = match reader.next(terminal)? {
@@ -62,11 +83,12 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
             Input::End => break,
         };
         let outcome = if message.starts_with('/') {
-            commands::run(&message, &mut session, terminal)
+            commands::run(&message, session, terminal)
         } else {
             session.say(message, terminal).map(|()| Flow::Stay)
         };
         match outcome.map_err(|error| error.downcast::<OutputLost>()) {
+            Ok(_) if session.is_to_end() => return Ok(Ended::Interrupted),
             Ok(Flow::Stay) => {}
             Ok(Flow::Leave) => break,
             Err(Ok(OutputLost(error))) => return Err(error),

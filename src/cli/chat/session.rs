@@ -6,6 +6,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::ChatArgs;
 use super::branches::{self, Branch};
+use super::saved::Saving;
 use super::settings::Settings;
 use crate::cli::args::CacheArgs;
 use crate::cli::load::Loaded;
@@ -33,6 +34,7 @@ pub struct Session {
     pub waiting: Vec<Branch>,
     pub sequence: SequenceId,
     system_in_user: bool,
+    pub(super) saving: Saving,
     cache: CacheArgs,
     /// The engine's rule for full contexts: what is kept changes with the first prompt under `--keep -1`.
     on_full: OnFull,
@@ -45,6 +47,7 @@ pub struct OutputLost(pub anyhow::Error);
 
 impl Session {
     pub fn new(mut loaded: Loaded, args: &ChatArgs) -> anyhow::Result<Session> {
+        let saving = Saving::new(args, &loaded);
         let on_full = args.cache.on_full(loaded.engine.context_tokens())?;
         let settings = Settings { generation: args.generation.clone(), sampling: args.sampling.clone() };
         let mut session = Session {
@@ -61,6 +64,7 @@ impl Session {
             cache: args.cache.clone(),
             on_full,
             system_in_user: args.system.system_in_user,
+            saving,
         };
         if let Some(system) = &args.system.system {
             session.set_system(system).context("--system")?;
@@ -216,8 +220,8 @@ impl Session {
 
     /// Generates, and shows the answer as it comes.
     fn stream(&mut self, prompt: &[TokenId], terminal: &mut Terminal) -> anyhow::Result<Completion> {
-        // In a script Ctrl-C ends the program as everywhere.
-        let interrupts = terminal.stdin_is_terminal().then(Interrupts::catch);
+        // In a script Ctrl-C ends the program as everywhere, unless there is something to save before.
+        let interrupts = (terminal.stdin_is_terminal() || self.saving.is_wanted).then(Interrupts::catch);
         let stop = self.settings.generation.stops();
         let room = self.loaded.engine.context_tokens().saturating_sub(prompt.len());
         let request = Request { prompt, max_tokens: self.settings.generation.max_tokens_within(room), stop: &stop };
@@ -250,6 +254,7 @@ impl Session {
             &mut show,
         );
         drop(progress);
+        self.saving.is_interrupted = interrupts.is_some_and(|interrupts| interrupts.pending());
         shown.and_then(|()| terminal.write_text("\n")).map_err(OutputLost)?;
         completion
     }

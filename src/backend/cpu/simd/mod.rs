@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod scalar;
 
 use std::ops::Range;
@@ -11,7 +13,7 @@ use anyhow::{Result, bail};
 use super::threads::ColumnBlock;
 use crate::kv::layout::KvType;
 use crate::model::Matrix;
-use crate::quant::activation::QuantRow;
+use crate::quant::activation::QuantTile;
 
 pub use scalar::exp;
 
@@ -23,15 +25,18 @@ const LANES: usize = 16;
 pub enum Simd {
     Scalar,
     Avx2,
+    /// With VNNI.
+    Avx512,
 }
 
 impl Simd {
-    pub const ALL: [Simd; 2] = [Simd::Scalar, Simd::Avx2];
+    pub const ALL: [Simd; 3] = [Simd::Scalar, Simd::Avx2, Simd::Avx512];
 
     pub const fn name(self) -> &'static str {
         match self {
             Simd::Scalar => "scalar",
             Simd::Avx2 => "avx2",
+            Simd::Avx512 => "avx512",
         }
     }
 
@@ -45,8 +50,10 @@ impl Simd {
             Simd::Scalar => Some(&scalar::KERNELS),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => avx2::kernels(),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 => avx512::kernels(),
             #[cfg(not(target_arch = "x86_64"))]
-            Simd::Avx2 => None,
+            Simd::Avx2 | Simd::Avx512 => None,
         }
     }
 }
@@ -65,10 +72,10 @@ pub(super) fn choose(asked: Option<Simd>) -> Result<&'static Kernels> {
 /// The functions that differ by instruction set. Lengths are the caller's promise and are asserted inside.
 pub(super) struct Kernels {
     pub name: &'static str,
-    /// (cols) f32 -> int8 groups.
-    pub quantize: fn(x: &[f32], row: &mut QuantRow),
+    /// (cols) f32 -> int8 groups of row `token` of a tile.
+    pub quantize: fn(x: &[f32], tile: &mut QuantTile, token: usize),
     /// `rows` of a quantized matrix times the tokens of `x`: out[token][column..] = W[rows] x[token].
-    pub matmul_quantized: fn(w: &Matrix, rows: Range<usize>, x: &[QuantRow], out: &mut ColumnBlock, column: usize),
+    pub matmul_quantized: fn(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize),
     /// The same for F32, F16 and BF16 on `x` (tokens, cols) f32.
     pub matmul_float: fn(w: &Matrix, rows: Range<usize>, x: &[f32], out: &mut ColumnBlock, column: usize),
     /// Float dot product in sixteen lanes.
@@ -115,6 +122,7 @@ fn float_rows(
 mod tests {
     use super::*;
     use crate::quant::DType;
+    use crate::quant::activation::TILE;
 
     /// Numbers that do not repeat, from a linear congruence: the same on every machine.
     struct Numbers(u64);
@@ -155,15 +163,24 @@ mod tests {
                 x[64] = f32::MAX;
                 (x[96], x[130]) = (f32::NAN, f32::INFINITY);
                 x[160..192].iter_mut().for_each(|x| *x = 1e-40);
-                let (mut got, mut want) = (QuantRow::with_capacity(x.len()), QuantRow::with_capacity(x.len()));
-                (kernels.quantize)(&x, &mut got);
-                (scalar::KERNELS.quantize)(&x, &mut want);
-                assert_bits(kernels.name, &got.x_scale, &want.x_scale);
-                assert_bits(kernels.name, &got.x_sum, &want.x_sum);
-                // the values of a group whose scale is not finite are never used
-                for g in (0..9).filter(|&g| want.x_scale[g].is_finite()) {
-                    assert_eq!(got.q[g * 32..(g + 1) * 32], want.q[g * 32..(g + 1) * 32], "group {g}");
-                    assert_eq!(got.half_sums[g], want.half_sums[g]);
+                let mut tiles = [QuantTile::with_capacity(x.len()), QuantTile::with_capacity(x.len())];
+                for width in [1, 2, 8] {
+                    for (tile, kernels) in tiles.iter_mut().zip([kernels, &scalar::KERNELS]) {
+                        tile.set_width(width);
+                        (0..width).for_each(|token| (kernels.quantize)(&x, tile, token));
+                    }
+                    let [got, want] = &tiles;
+                    for g in 0..9 {
+                        assert_bits(kernels.name, got.x_scale(g), want.x_scale(g));
+                        assert_bits(kernels.name, got.x_sum(g), want.x_sum(g));
+                        // the values of a group whose scale is not finite are never used
+                        if want.x_scale(g)[0].is_finite() {
+                            assert_eq!(got.q(g), want.q(g), "group {g}");
+                            for half in 0..2 {
+                                assert_eq!(got.half_sums(g, half), want.half_sums(g, half));
+                            }
+                        }
+                    }
                 }
             }
         }
@@ -253,17 +270,20 @@ mod tests {
         let mut numbers = Numbers(3);
         let team = crate::backend::cpu::threads::Team::new(1).unwrap();
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
-            for (rows, blocks, tokens) in [(1, 1, 1), (8, 2, 1), (13, 3, 1), (9, 2, 2), (24, 1, 5), (3, 10, 11)] {
+            for (rows, blocks, tokens) in
+                [(1, 1, 1), (8, 2, 1), (37, 3, 1), (9, 2, 2), (24, 1, 5), (3, 10, 11), (35, 5, 23)]
+            {
                 let cols = (blocks * dtype.block_elements()).max(64);
                 let n_bytes = rows * dtype.row_bytes(cols as u64).unwrap() as usize;
                 let bytes: Vec<u8> = (0..n_bytes).map(|_| numbers.next() as u8).collect();
                 let matrix = Matrix::in_memory(dtype, rows, cols, &bytes);
-                let quantized = |x: &[f32]| {
-                    let mut row = QuantRow::with_capacity(cols);
-                    row.quantize(x);
-                    row
-                };
-                let x: Vec<QuantRow> = (0..tokens).map(|_| quantized(&numbers.floats(cols, 6))).collect();
+                let mut x = vec![];
+                for first in (0..tokens).step_by(TILE) {
+                    let mut tile = QuantTile::with_capacity(cols);
+                    tile.set_width(TILE.min(tokens - first));
+                    (0..tile.width()).for_each(|token| tile.quantize(token, &numbers.floats(cols, 6)));
+                    x.push(tile);
+                }
                 let run = |kernels: &Kernels| {
                     let mut out = vec![7.0; tokens * (rows + 2)];
                     team.run(|crew| {

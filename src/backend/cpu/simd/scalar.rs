@@ -11,12 +11,12 @@ use super::{Kernels, LANES};
 use crate::backend::cpu::threads::ColumnBlock;
 use crate::kv::rows;
 use crate::model::Matrix;
-use crate::quant::activation::{QuantRow, max_magnitude, round_to_level, scale_of};
+use crate::quant::activation::{QuantTile, TILE, max_magnitude, round_to_level, scale_of};
 use crate::quant::{self, Form, Group};
 
 pub static KERNELS: Kernels = Kernels {
     name: "scalar",
-    quantize: |x, row| row.quantize(x),
+    quantize: |x, tile, token| tile.quantize(token, x),
     matmul_quantized,
     matmul_float,
     dot,
@@ -31,41 +31,43 @@ pub static KERNELS: Kernels = Kernels {
     accumulate_int8,
 };
 
-/// One step of the quantized dot product: adds group `g` of `x` times `w` to the accumulator of a (row, token).
-fn add_group(form: Form, w: &Group, x: &QuantRow, g: usize, acc: f32) -> f32 {
-    let xq = &x.q[g * quant::GROUP..(g + 1) * quant::GROUP];
+/// One step of the quantized dot product: adds group `g` of a token times `w` to its accumulator.
+fn add_group(form: Form, w: &Group, x: &QuantTile, g: usize, token: usize, acc: f32) -> f32 {
+    let xq = x.group(g, token);
     let half_dot = |h: usize| -> i32 {
-        let span = h * 16..h * 16 + 16;
-        w.q[span.clone()].iter().zip(&xq[span]).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+        let half = h * 16..h * 16 + 16;
+        w.q[half.clone()].iter().zip(&xq[half]).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
     };
-    let x_scale = x.x_scale[g];
+    let x_scale = x.x_scale(g)[token];
     let int_sum = w.sub_scale[0] * half_dot(0) + w.sub_scale[1] * half_dot(1);
     let acc = (int_sum as f32).mul_add(w.w_scale * x_scale, acc);
     match form {
         Form::Scale | Form::Split => acc,
-        Form::ScaleMin => (-w.w_min).mul_add(x.x_sum[g], acc),
+        Form::ScaleMin => (-w.w_min).mul_add(x.x_sum(g)[token], acc),
         Form::SplitMin => {
-            let sums = x.half_sums[g];
-            let min_sum = w.sub_min[0] * sums[0] + w.sub_min[1] * sums[1];
+            let min_sum = w.sub_min[0] * x.half_sums(g, 0)[token] + w.sub_min[1] * x.half_sums(g, 1)[token];
             (-w.w_min).mul_add(min_sum as f32 * x_scale, acc)
         }
     }
 }
 
-fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantRow], out: &mut ColumnBlock, column: usize) {
+fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
     let form = w.dtype.form().expect("only quantized matrices come here");
-    for (i, row) in rows.enumerate() {
-        let column = column + i;
+    for (row, column) in rows.zip(column..) {
         let data = w.rows_data(row..row + 1);
-        for token in 0..x.len() {
-            out.cells(token, column..column + 1)[0] = 0.0;
-        }
-        for g in 0..w.cols / quant::GROUP {
-            let group = quant::group(w.dtype, data, g);
-            for (token, x) in x.iter().enumerate() {
-                let cell = &mut out.cells(token, column..column + 1)[0];
-                *cell = add_group(form, &group, x, g, *cell);
+        let mut first_token = 0;
+        for tile in x {
+            let mut acc = [0f32; TILE];
+            for g in 0..w.cols / quant::GROUP {
+                let group = quant::group(w.dtype, data, g);
+                for (token, acc) in acc.iter_mut().enumerate().take(tile.width()) {
+                    *acc = add_group(form, &group, tile, g, token, *acc);
+                }
             }
+            for (token, acc) in acc.iter().enumerate().take(tile.width()) {
+                out.cells(first_token + token, column..column + 1)[0] = *acc;
+            }
+            first_token += tile.width();
         }
     }
 }

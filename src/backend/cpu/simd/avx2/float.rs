@@ -5,25 +5,24 @@ use std::arch::x86_64::*;
 use super::scalar::{self, EXP_HIGH, EXP_LOW, EXP_SERIES, LN2_HIGH, LN2_LOW};
 use crate::backend::cpu::simd::LANES;
 use crate::quant::GROUP;
-use crate::quant::activation::{LEVELS, QuantRow, scale_of};
+use crate::quant::activation::{LEVELS, QuantTile, scale_of};
 
-/// One activation row -> int8 groups.
+/// One activation row -> int8 groups of a tile.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn quantize(x: &[f32], row: &mut QuantRow) {
+pub fn quantize(x: &[f32], tile: &mut QuantTile, token: usize) {
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
         // SAFETY: four loads of eight floats from a group of 32.
         let v: [__m256; 4] = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(x.as_ptr().add(8 * i)) });
         let (scale, inv) = scale_of(max_of(max_of_lanes(v[0], v[1]), max_of_lanes(v[2], v[3])));
-
         let bytes = round_to_levels(v, inv);
-        let q = &mut row.q[g * GROUP..(g + 1) * GROUP];
-        // SAFETY: 32 bytes into a group of 32.
+        let mut q = [0i8; GROUP];
+        // SAFETY: 32 bytes into 32.
         unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
 
         let quads = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
         let pairs = _mm256_madd_epi16(quads, _mm256_set1_epi16(1));
-        let halves = [_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs)];
-        row.set_sums(g, scale, [sum_i32(halves[0]), sum_i32(halves[1])]);
+        let halves = [sum_i32(_mm256_castsi256_si128(pairs)), sum_i32(_mm256_extracti128_si256::<1>(pairs))];
+        tile.put(token, g, &q, scale, halves);
     }
 }
 

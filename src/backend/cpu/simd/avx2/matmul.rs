@@ -14,22 +14,22 @@ use std::ops::Range;
 use super::blocks::*;
 use crate::backend::cpu::threads::ColumnBlock;
 use crate::model::Matrix;
-use crate::quant::activation::QuantRow;
+use crate::quant::activation::QuantTile;
 use crate::quant::{DType, Form, GROUP};
 
 /// Rows per panel.
 const ROWS: usize = 8;
 /// Groups per panel chunk: 16 KB of elements plus 6 KB of scales.
 const CHUNK: usize = 64;
-/// Tokens per tile: four accumulators and four integer sums beside the weights fill the sixteen registers.
-const TILE: usize = 4;
+/// Tokens of a tile at once: four accumulators and four integer sums beside the weights fill the sixteen registers.
+const STRIP: usize = 4;
 /// How far ahead of the current panel memory is asked for. 32 KB into the L2 cache doubles the rate of cold reads.
 const PREFETCH_BYTES: usize = 32 << 10;
 
 /// `Kernels::matmul_quantized`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantRow], out: &mut ColumnBlock, column: usize) {
-    assert!(rows.end <= w.rows && x.iter().all(|x| x.q.len() >= w.cols), "shapes");
+pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
+    assert!(rows.end <= w.rows && x.iter().all(|x| x.capacity() >= w.cols), "shapes");
     assert!(!x.is_empty(), "no tokens");
     // SAFETY: the shapes were checked above, and each type is read by its own blocks.
     unsafe {
@@ -53,8 +53,9 @@ pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantRow], out: &mu
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn matmul<B: Blocks>(w: &Matrix, rows: Range<usize>, x: &[QuantRow], out: &mut ColumnBlock, column: usize) {
-    let mut panel = if x.len() > 1 { Some(Panel::new()) } else { None };
+unsafe fn matmul<B: Blocks>(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
+    let is_one_token = x.len() == 1 && x[0].width() == 1;
+    let mut panel = if is_one_token { None } else { Some(Panel::new()) };
     for start in rows.clone().step_by(ROWS) {
         let n = ROWS.min(rows.end - start);
         let row = PanelRows::new(w, start, n);
@@ -168,7 +169,7 @@ impl PanelRows {
     /// Eight rows times one token.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn times_one<B: Blocks>(&self, x: &QuantRow) -> __m256 {
+    unsafe fn times_one<B: Blocks>(&self, x: &QuantTile) -> __m256 {
         let mut acc = _mm256_setzero_ps();
         for g in 0..self.groups {
             // SAFETY: group `g` exists in every row and in `x`; prefetches never fault.
@@ -176,13 +177,13 @@ impl PanelRows {
                 if g % 4 == 0 {
                     self.prefetch::<B>(g);
                 }
-                let xq = _mm256_loadu_si256(x.q.as_ptr().add(g * GROUP).cast());
+                let xq = _mm256_loadu_si256(x.q(g).as_ptr().cast());
                 let mut sums = [_mm256_setzero_si256(); ROWS];
                 for (r, sum) in sums.iter_mut().enumerate() {
                     let (block, j) = self.block::<B>(r, g);
                     *sum = products(B::quants(block, j), xq);
                 }
-                acc = add_group::<B>(into_lanes(sums), &self.lane_scales::<B>(g), x, g, acc);
+                acc = add_group::<B>(into_lanes(sums), &self.lane_scales::<B>(g), x, g, 0, acc);
             }
         }
         acc
@@ -204,35 +205,36 @@ impl PanelRows {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn times_many<B: Blocks>(
         &self,
-        x: &[QuantRow],
+        x: &[QuantTile],
         panel: &mut Panel,
         out: &mut ColumnBlock,
         columns: Range<usize>,
     ) {
         for first in (0..self.groups).step_by(CHUNK) {
             let groups = first..self.groups.min(first + CHUNK);
-            // SAFETY: the groups exist; the tile's tokens are at most TILE and have these groups.
-            unsafe {
-                panel.unpack::<B>(self, groups.clone());
-                for (i, tile) in x.chunks(TILE).enumerate() {
-                    let start = |t: usize, out: &mut ColumnBlock| match first {
-                        0 => _mm256_setzero_ps(),
-                        _ => load(out.cells(i * TILE + t, columns.clone())),
-                    };
-                    let mut acc = [_mm256_setzero_ps(); TILE];
-                    for (t, acc) in acc.iter_mut().enumerate().take(tile.len()) {
-                        *acc = start(t, out);
+            // SAFETY: the groups exist in every row.
+            unsafe { panel.unpack::<B>(self, groups.clone()) };
+            let mut first_token = 0;
+            for tile in x {
+                for start in (0..tile.width()).step_by(STRIP) {
+                    let n = STRIP.min(tile.width() - start);
+                    let mut acc = [_mm256_setzero_ps(); STRIP];
+                    if first > 0 {
+                        for (t, acc) in acc.iter_mut().enumerate().take(n) {
+                            *acc = load(out.cells(first_token + start + t, columns.clone()));
+                        }
                     }
-                    match tile.len() {
-                        1 => panel.times::<B, 1>(tile, groups.clone(), &mut acc),
-                        2 => panel.times::<B, 2>(tile, groups.clone(), &mut acc),
-                        3 => panel.times::<B, 3>(tile, groups.clone(), &mut acc),
-                        _ => panel.times::<B, TILE>(tile, groups.clone(), &mut acc),
+                    match n {
+                        1 => panel.times::<B, 1>(tile, start, groups.clone(), &mut acc),
+                        2 => panel.times::<B, 2>(tile, start, groups.clone(), &mut acc),
+                        3 => panel.times::<B, 3>(tile, start, groups.clone(), &mut acc),
+                        _ => panel.times::<B, STRIP>(tile, start, groups.clone(), &mut acc),
                     }
-                    for (t, acc) in acc.iter().enumerate().take(tile.len()) {
-                        store(*acc, out.cells(i * TILE + t, columns.clone()));
+                    for (t, acc) in acc.iter().enumerate().take(n) {
+                        store(*acc, out.cells(first_token + start + t, columns.clone()));
                     }
                 }
+                first_token += tile.width();
             }
         }
     }
@@ -256,11 +258,11 @@ pub fn into_lanes(s: [__m256i; ROWS]) -> Halves {
     [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)]
 }
 
-/// One step of the contract's dot product in eight lanes.
+/// One step of the contract's dot product in eight lanes, for one token of a tile.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_group<B: Blocks>(sums: Halves, w: &LaneScales, x: &QuantRow, g: usize, acc: __m256) -> __m256 {
-    let x_scale = _mm256_set1_ps(x.x_scale[g]);
+fn add_group<B: Blocks>(sums: Halves, w: &LaneScales, x: &QuantTile, g: usize, token: usize, acc: __m256) -> __m256 {
+    let x_scale = _mm256_set1_ps(x.x_scale(g)[token]);
     let int_sum = match B::FORM {
         Form::Scale | Form::ScaleMin => _mm256_add_epi32(sums[0], sums[1]),
         Form::Split | Form::SplitMin => {
@@ -270,9 +272,9 @@ fn add_group<B: Blocks>(sums: Halves, w: &LaneScales, x: &QuantRow, g: usize, ac
     let acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(int_sum), _mm256_mul_ps(w.w_scale, x_scale), acc);
     match B::FORM {
         Form::Scale | Form::Split => acc,
-        Form::ScaleMin => _mm256_fmadd_ps(w.w_min, _mm256_set1_ps(x.x_sum[g]), acc),
+        Form::ScaleMin => _mm256_fmadd_ps(w.w_min, _mm256_set1_ps(x.x_sum(g)[token]), acc),
         Form::SplitMin => {
-            let half = |h: usize| _mm256_mullo_epi32(w.min[h], _mm256_set1_epi32(x.half_sums[g][h]));
+            let half = |h: usize| _mm256_mullo_epi32(w.min[h], _mm256_set1_epi32(x.half_sums(g, h)[token]));
             let min_sum = _mm256_cvtepi32_ps(_mm256_add_epi32(half(0), half(1)));
             _mm256_fmadd_ps(w.w_min, _mm256_mul_ps(min_sum, x_scale), acc)
         }
@@ -312,26 +314,32 @@ impl Panel {
         }
     }
 
-    /// Adds the products of these groups with `N` tokens to their accumulators.
+    /// Adds the products of these groups with `N` tokens of a tile to their accumulators.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn times<B: Blocks, const N: usize>(&self, x: &[QuantRow], groups: Range<usize>, acc: &mut [__m256; TILE]) {
+    fn times<B: Blocks, const N: usize>(
+        &self,
+        x: &QuantTile,
+        first_token: usize,
+        groups: Range<usize>,
+        acc: &mut [__m256; STRIP],
+    ) {
         for (i, g) in groups.enumerate() {
+            let quads = x.q(g).as_chunks::<4>().0;
             let half = |h: usize| {
                 let mut sums = [_mm256_setzero_si256(); N];
                 for (k, &w) in self.q[i].iter().enumerate().skip(4 * h).take(4) {
-                    for (t, sum) in sums.iter_mut().enumerate() {
-                        let at = g * GROUP + 4 * k;
-                        // SAFETY: four bytes of group `g` of token `t`.
-                        let x4 = unsafe { x[t].q.as_ptr().add(at).cast::<i32>().read_unaligned() };
-                        *sum = _mm256_add_epi32(*sum, products(w, _mm256_set1_epi32(x4)));
+                    let x = &quads[k * x.width() + first_token..][..N];
+                    for (sum, x) in sums.iter_mut().zip(x) {
+                        let x = _mm256_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8)));
+                        *sum = _mm256_add_epi32(*sum, products(w, x));
                     }
                 }
                 sums
             };
             let (low, high) = (half(0), half(1));
             for t in 0..N {
-                acc[t] = add_group::<B>([low[t], high[t]], &self.scales[i], &x[t], g, acc[t]);
+                acc[t] = add_group::<B>([low[t], high[t]], &self.scales[i], x, g, first_token + t, acc[t]);
             }
         }
     }

@@ -3,10 +3,10 @@
 //! All functions here are safe wrappers around `#[target_feature]` code; the table is handed out only after the CPU was
 //! asked for the three features, which is what makes the wrappers sound.
 
-mod blocks;
-mod float;
-mod matmul;
-mod rows;
+pub mod blocks;
+pub mod float;
+pub mod matmul;
+pub mod rows;
 
 use super::{Kernels, scalar};
 
@@ -17,10 +17,10 @@ pub fn kernels() -> Option<&'static Kernels> {
 }
 
 // SAFETY of every wrapper below: `KERNELS` is reachable only through `kernels()`, which has checked the CPU.
-static KERNELS: Kernels = Kernels {
+pub static KERNELS: Kernels = Kernels {
     name: "avx2",
     // SAFETY: see above.
-    quantize: |x, row| unsafe { float::quantize(x, row) },
+    quantize: |x, tile, token| unsafe { float::quantize(x, tile, token) },
     // SAFETY: see above.
     matmul_quantized: |w, rows, x, out, column| unsafe { matmul::matmul_quantized(w, rows, x, out, column) },
     matmul_float: |w, rows, x, out, column| super::float_rows(w, rows, x, out, column, KERNELS.dot),

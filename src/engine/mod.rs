@@ -1,5 +1,7 @@
 //! Sequences of token ids over a backend and its paged KV cache: prefill, decode, scores. No text, no device.
 
+mod session;
+
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 
@@ -7,6 +9,8 @@ use crate::backend::{Backend, Batch, BatchRow, Info};
 use crate::kv::layout::BLOCK_TOKENS;
 use crate::kv::{KvCache, PageTable, Usage};
 use crate::tokenizer::TokenId;
+
+pub use session::{About, Restored, Saving};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SequenceId(u32);
@@ -220,8 +224,9 @@ impl Engine {
         assert!(!prompt.is_empty(), "a prompt has a token");
         let cached_tokens = self.reuse(id, prompt)?;
         let (mut done, total) = (cached_tokens, prompt.len() - cached_tokens);
+        let step = self.prefill_step();
         while done < prompt.len() {
-            let chunk = &prompt[done..prompt.len().min(done + self.info().batch_tokens)];
+            let chunk = &prompt[done..prompt.len().min(done + step)];
             let is_last = done + chunk.len() == prompt.len();
             let wanted = if is_last { chunk.len() - 1..chunk.len() } else { 0..0 };
             self.append_keeping_logits(id, chunk, wanted)?;
@@ -231,6 +236,18 @@ impl Engine {
             }
         }
         Ok(Prefilled { cached_tokens, computed_tokens: total })
+    }
+
+    /// Tokens of a prompt computed at once: a batch, and where old tokens make room no more than half of what they fill.
+    fn prefill_step(&self) -> usize {
+        let batch = self.info().batch_tokens;
+        match self.options.on_full {
+            OnFull::Stop => batch,
+            OnFull::Evict { keep } => {
+                let movable = self.context_tokens().saturating_sub(keep.next_multiple_of(BLOCK_TOKENS));
+                batch.min(movable / 2).max(1)
+            }
+        }
     }
 
     /// Brings the sequence to the longest start of `prompt` that need not be computed, and returns its length. Its own
@@ -298,11 +315,12 @@ impl Engine {
     /// `append`, its last logits copied to where the next step does not overwrite them.
     fn append_keeping_logits(&mut self, id: SequenceId, tokens: &[TokenId], wanted: Range<usize>) -> Result<(), Error> {
         let mut kept = std::mem::take(&mut self.logits);
-        let logits = self.append(id, tokens, wanted)?;
-        kept.clear();
-        kept.extend_from_slice(logits);
+        let appended = self.append(id, tokens, wanted).map(|logits| {
+            kept.clear();
+            kept.extend_from_slice(logits);
+        });
         self.logits = kept;
-        Ok(())
+        appended
     }
 
     /// One batch: computes `tokens` at the end of a sequence and returns the logits (n_wanted, vocab) of `wanted`.
@@ -338,6 +356,7 @@ impl Engine {
                 Ok(logits)
             }
             Err(error) => {
+                // the pages go back to the pool; their memory is given back when they are used and freed again
                 self.cache.truncate(&mut sequence.table, cached_tokens);
                 Err(error.into())
             }

@@ -1,0 +1,285 @@
+//! What is asked of which machine, and how it is shared out among devices.
+
+use anyhow::bail;
+
+use super::{PlanArgs, load};
+use crate::backend::cpu::{self, Widths};
+use crate::cli::machine::{self, Memory, size};
+use crate::gguf::Gguf;
+use crate::kv::layout::KvType;
+use crate::kv::plan::{Demand, KvTypes, LayerSizes, ModelSizes, Part};
+use crate::model::{Config, RopeOverrides};
+
+/// What the program itself takes on the host: code and text, and the vocabulary for each of its tokens.
+const PROGRAM_BYTES: u64 = 24 << 20;
+const PROGRAM_BYTES_PER_WORD: u64 = 512;
+/// Longest context that any flag accepts.
+pub const MOST_CONTEXT: usize = 1 << 31;
+/// Contexts shorter than this are no advice.
+const LEAST_CONTEXT: usize = 512;
+
+const INT8: KvTypes = KvTypes { k: KvType::Int8, v: KvType::Int8 };
+
+#[derive(Clone)]
+pub struct Question {
+    pub name: String,
+    pub trained_tokens: usize,
+    pub sizes: ModelSizes,
+    pub widths: Widths,
+    /// Without scratch, which depends on the device.
+    pub demand: Demand,
+    pub batch_tokens: usize,
+    /// 0: as many as the CPU backend takes by itself.
+    pub threads: usize,
+    /// Cached tokens were asked for; else they take what is left.
+    pub cache_is_fixed: bool,
+    pub vram: Option<Memory>,
+    pub ram: Memory,
+}
+
+/// One device and its part.
+pub struct Device {
+    pub name: &'static str,
+    pub part: Part,
+    pub demand: Demand,
+    pub memory: Memory,
+}
+
+/// A change that makes it fit.
+pub struct Way {
+    pub change: String,
+    pub effect: String,
+}
+
+impl Device {
+    pub fn needed(&self) -> u64 {
+        self.part.needed(&self.demand)
+    }
+
+    pub fn fits(&self) -> bool {
+        self.needed() <= self.memory.bytes
+    }
+
+    /// With weights that are read for every token, mapped or not.
+    fn fits_in_memory(&self) -> bool {
+        let mapped = if self.part.is_mapped && self.part.computes { self.part.weights_bytes } else { 0 };
+        self.needed().saturating_add(mapped) <= self.memory.bytes
+    }
+}
+
+/// The smallest of what the devices allow.
+pub fn least(devices: &[Device], most: impl Fn(&Part, &Demand, u64) -> usize) -> usize {
+    let each = devices.iter().map(|device| most(&device.part, &device.demand, device.memory.bytes));
+    each.min().unwrap_or(0).min(MOST_CONTEXT)
+}
+
+/// What this machine can give, if it tells.
+pub fn host_memory() -> Memory {
+    machine::available_memory().unwrap_or(Memory { bytes: u64::MAX, limit: "unknown" })
+}
+
+/// The sizes of a file's model, from its header.
+pub fn model_sizes(gguf: &Gguf, config: &Config) -> ModelSizes {
+    let layers = config.layers.iter().map(|layer| LayerSizes { weights_bytes: 0, n_kv_heads: layer.n_kv_heads });
+    let mut sizes = ModelSizes {
+        embedding_bytes: 0,
+        head_bytes: 0,
+        is_tied: gguf.tensor("output.weight").is_none(),
+        layers: layers.collect(),
+        head_dim: config.head_dim,
+    };
+    for tensor in gguf.tensors() {
+        let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        let place = match layer {
+            _ if tensor.name == "token_embd.weight" => Some(&mut sizes.embedding_bytes),
+            Some(layer) => sizes.layers.get_mut(layer).map(|layer| &mut layer.weights_bytes),
+            None => Some(&mut sizes.head_bytes),
+        };
+        if let Some(bytes) = place {
+            *bytes = bytes.saturating_add(tensor.size_bytes());
+        }
+    }
+    sizes
+}
+
+impl Question {
+    pub fn new(args: &PlanArgs) -> anyhow::Result<Question> {
+        let (name, trained_tokens, sizes, widths) = match &args.shape {
+            Some((name, shape)) => {
+                let name = format!("{name} in {}", args.weights.name());
+                (name, shape.context, shape.sizes(args.weights), shape.widths())
+            }
+            None => {
+                let gguf = Gguf::open(&load::find_model(args.model.as_deref())?)?;
+                let config = Config::from_gguf(&gguf, &RopeOverrides::default())?;
+                if gguf.tensor("token_embd.weight").is_none() {
+                    bail!("{}: the file holds no weights, so there is nothing to plan", gguf.path().display());
+                }
+                let name = gguf.path().file_name().unwrap_or(gguf.path().as_os_str()).to_string_lossy().into_owned();
+                (name, config.context_tokens, model_sizes(&gguf, &config), Widths::of(&config))
+            }
+        };
+        let k = args.kv_type_k.unwrap_or(args.kv_type).into();
+        let v = args.kv_type_v.unwrap_or(args.kv_type).into();
+        let demand = Demand {
+            context_tokens: if args.ctx_size == 0 { trained_tokens } else { args.ctx_size },
+            sequences: args.sequences,
+            cache_tokens: args.cache_tokens.unwrap_or(0),
+            kv_types: KvTypes { k, v },
+            scratch_bytes: 0,
+            scratch_bytes_per_token: 0,
+        };
+        Ok(Question {
+            name,
+            trained_tokens,
+            sizes,
+            widths,
+            demand,
+            batch_tokens: args.batch_size,
+            threads: 0,
+            cache_is_fixed: args.cache_tokens.is_some(),
+            vram: args.vram.map(|bytes| Memory { bytes, limit: "--vram" }),
+            ram: args.ram.map_or_else(host_memory, |bytes| Memory { bytes, limit: "--ram" }),
+        })
+    }
+
+    /// Everything on the GPU but the embedding table, or everything on the host.
+    pub fn devices(&self) -> Vec<Device> {
+        match self.vram {
+            Some(_) => self.split(self.sizes.offloadable()),
+            None => self.split(0),
+        }
+    }
+
+    /// The last `n` of the layers and the head on the GPU.
+    pub fn split(&self, n: usize) -> Vec<Device> {
+        let types = self.demand.kv_types;
+        let scratch = cpu::scratch_bytes(
+            &self.widths,
+            &cpu::Options {
+                threads: self.threads,
+                simd: None,
+                kv_type_k: types.k,
+                kv_type_v: types.v,
+                batch_tokens: self.batch_tokens,
+                batch_logits: cpu::BATCH_LOGITS,
+                activations: cpu::Activations::Int8,
+            },
+        );
+        let demand =
+            Demand { scratch_bytes: scratch.fixed, scratch_bytes_per_token: scratch.per_context_token, ..self.demand };
+        let part = self.sizes.on_gpu(n, types);
+        let gpu = self.vram.map(|memory| Device { name: "GPU", part, demand, memory });
+        let program = PROGRAM_BYTES + PROGRAM_BYTES_PER_WORD * self.widths.vocab as u64;
+        let demand = Demand { scratch_bytes: scratch.fixed + program, ..demand };
+        let host = Device { name: "host", part: self.sizes.on_host(n, types), demand, memory: self.ram };
+        gpu.into_iter().chain([host]).collect()
+    }
+
+    /// The same with something else asked for.
+    pub fn changed(&self, change: impl FnOnce(&mut Demand)) -> Question {
+        let mut changed = self.clone();
+        change(&mut changed.demand);
+        changed
+    }
+
+    /// The same with an INT8 cache, unless it has one.
+    pub fn with_int8(&self) -> Option<Question> {
+        (self.demand.kv_types != INT8).then(|| self.changed(|demand| demand.kv_types = INT8))
+    }
+
+    pub fn fits(&self) -> bool {
+        self.devices().iter().all(Device::fits)
+    }
+
+    pub fn most_context(&self) -> usize {
+        least(&self.devices(), Part::most_context)
+    }
+
+    /// Tokens kept for reuse: what was asked for, else up to one context in what is left.
+    pub fn cache_tokens(&self) -> usize {
+        match self.cache_is_fixed {
+            true => self.demand.cache_tokens,
+            false => least(&self.devices(), Part::most_cache).min(self.demand.context_tokens),
+        }
+    }
+
+    /// How many of the layers and the head fit the GPU, when not all do and the host has room for the rest.
+    pub fn fewer_layers(&self) -> Option<usize> {
+        let devices = self.devices();
+        let gpu = devices.first().filter(|device| !device.part.is_mapped && !device.fits())?;
+        let n = self.sizes.most_on_gpu(&gpu.demand, gpu.memory.bytes);
+        (n > 0 && self.split(n).iter().all(Device::fits_in_memory)).then_some(n)
+    }
+
+    /// What would make it fit; nothing when it does.
+    pub fn ways(&self) -> Vec<Way> {
+        let devices = self.devices();
+        let mut ways = vec![];
+        if devices.iter().all(Device::fits) {
+            return ways;
+        }
+        let mut way = |change: String, effect: String| ways.push(Way { change, effect });
+        let context = self.most_context();
+        if context > 0 {
+            way(format!("-c {context}"), "a shorter context".to_string());
+        }
+        let sequences = least(&devices, Part::most_sequences);
+        if (1..self.demand.sequences).contains(&sequences) {
+            way(format!("--sequences {sequences}"), "fewer at once".to_string());
+        }
+        if self.demand.cache_tokens > 0 && self.changed(|demand| demand.cache_tokens = 0).fits() {
+            way(format!("--cache-tokens {}", least(&devices, Part::most_cache)), "less for reuse".to_string());
+        }
+        if let Some(int8) = self.with_int8() {
+            let context = int8.most_context();
+            if int8.fits() {
+                let needed = int8.devices().iter().fold(0u64, |sum, device| sum.saturating_add(device.needed()));
+                way("--kv-type int8".to_string(), format!("needs {}", size(needed)));
+            } else if context > 0 {
+                way(format!("--kv-type int8 -c {context}"), "a smaller cache".to_string());
+            }
+        }
+        match self.fewer_layers() {
+            Some(n) => way(self.layers_on_gpu(n), self.rest_on_host(n)),
+            None if ways.is_empty() => ways.extend(self.way_by_everything()),
+            None => {}
+        }
+        ways
+    }
+
+    fn layers_on_gpu(&self, n: usize) -> String {
+        format!("{n} of {} layers on the GPU", self.sizes.offloadable())
+    }
+
+    fn rest_on_host(&self, n: usize) -> String {
+        let host = self.split(n).pop().map_or(0, |host| host.part.weights_bytes.saturating_add(host.needed()));
+        format!("last ones and head; {} on the host", size(host))
+    }
+
+    /// Fewer layers on the GPU and a shorter context together, if need be with an INT8 cache too.
+    fn way_by_everything(&self) -> Option<Way> {
+        let halves = std::iter::successors(Some(self.demand.context_tokens / 2), |tokens| Some(tokens / 2));
+        halves.take_while(|&tokens| tokens >= LEAST_CONTEXT).find_map(|tokens| {
+            let shorter = self.changed(|demand| demand.context_tokens = tokens);
+            let int8 = shorter.with_int8().map(|int8| (int8, " --kv-type int8"));
+            [Some((shorter, "")), int8].into_iter().flatten().find_map(|(question, flag)| {
+                let n = question.fewer_layers()?;
+                let change = format!("-c {tokens}{flag} and {}", question.layers_on_gpu(n));
+                Some(Way { change, effect: question.rest_on_host(n) })
+            })
+        })
+    }
+
+    /// Weights stay in the file, but tokens are slow when memory cannot hold them beside the rest.
+    pub fn paging_warning(&self, devices: &[Device]) -> Option<String> {
+        let host = devices.last().filter(|host| host.fits() && !host.fits_in_memory())?;
+        Some(format!(
+            "the host has {} ({}), less than the {} of weights and {} of everything else: each token will read the disk",
+            size(host.memory.bytes),
+            host.memory.limit,
+            size(host.part.weights_bytes),
+            size(host.needed())
+        ))
+    }
+}
