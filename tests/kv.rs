@@ -19,7 +19,7 @@ use sayfa::backend::{Backend, Batch, Info, cpu};
 use sayfa::engine::{Engine, Notice, OnFull, Options, Prefilled, SequenceId};
 use sayfa::generation::{self, Event, FinishReason, Request};
 use sayfa::gguf::Gguf;
-use sayfa::kv::layout::{BLOCK_TOKENS, BlockId, KvType};
+use sayfa::kv::layout::{BlockId, KvType};
 use sayfa::model::Model;
 use sayfa::sampler::{Params, Sampler};
 use sayfa::tokenizer::{TokenId, Tokenizer};
@@ -245,7 +245,7 @@ fn a_context_that_forgets_goes_on_alike_whatever_happened_before() {
             prefill(engine, id, &tokens[..60]);
             let logits: Vec<_> =
                 tokens[60..].iter().map(|&t| bits(engine.decode(id, t).expect("it forgets"))).collect();
-            assert_eq!((engine.tokens(id).len(), engine.held_tokens(id)), (150, 54 + BLOCK_TOKENS / 2));
+            assert_eq!((engine.tokens(id).len(), engine.held_tokens(id)), (150, 54));
             logits
         };
         let open = || engine(model, kv_type, 64, 64, OnFull::Evict { keep: 10 });
@@ -385,7 +385,7 @@ fn without_keys_and_values(name: &str, folder: &Path) -> Arc<Model> {
         writer.tensor_mut(&tensor.name).data.fill(0);
         zeroed += 1;
     }
-    assert!(zeroed >= 4, "{name}: {zeroed} tensors");
+    assert!(zeroed >= 2, "{name}: {zeroed} tensors");
     let path = folder.join("zero.gguf");
     std::fs::write(&path, writer.build()).expect("a temporary folder");
     load(&path)

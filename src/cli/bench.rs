@@ -255,7 +255,7 @@ fn prefill(loaded: &mut Loaded, sequence: SequenceId, ids: &[TokenId], interrupt
 /// What must be read for a token: in decode all weights and the cache so far, in prefill the weights once for each batch,
 /// without a cache a prefill of all tokens so far for each one.
 fn bytes_per_token(test: &Test, batch_tokens: usize, loaded: &Loaded) -> f64 {
-    let (weights, kv) = (loaded.weights_bytes as f64, loaded.kv_bytes_per_token as f64);
+    let (weights, kv) = (loaded.weights_bytes as f64, loaded.engine.info().kv_bytes_per_token as f64);
     match test.kind {
         Kind::Decode => weights + kv * (test.depth as f64 + (test.tokens + 1) as f64 / 2.0),
         Kind::NoCache => {

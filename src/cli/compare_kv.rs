@@ -93,11 +93,11 @@ pub fn compare(tokens: &[TokenId], loaded: &Loaded, as_json: bool, terminal: &mu
             for (engine, &sequence) in engines.iter_mut().zip(&sequences) {
                 logits.push(score(engine, sequence, tokens)?);
             }
-            for i in 0..tokens.len() {
+            for (i, f16) in logits[0].iter().enumerate() {
                 let place = step * STEP_TOKENS + i;
                 if place >= window.head_tokens {
-                    floor.add(place, &logits[0][i], &logits[1][i]);
-                    chosen.add(place, &logits[0][i], &logits[2][i]);
+                    floor.add(place, f16, &logits[1][i]);
+                    chosen.add(place, f16, &logits[2][i]);
                 }
             }
             progress.set(chosen.kl.len() as u64);

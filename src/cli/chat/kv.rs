@@ -81,17 +81,15 @@ fn page_lines(owners: &[u32], held: usize) -> Vec<String> {
     let cells: Vec<char> = owners
         .chunks(per_cell)
         .enumerate()
-        .map(|(i, pages)| match pages.iter().any(|&owners| owners == 1) {
+        .map(|(i, pages)| match pages.contains(&1) {
             _ if is_partial && (i + 1) * per_cell >= owners.len() => '+',
             true => '#',
             false => '=',
         })
         .collect();
     let mut lines: Vec<String> = cells.chunks(WIDTH).map(|cells| cells.iter().collect()).collect();
-    if per_cell > 1 {
-        if let Some(last) = lines.last_mut() {
-            *last += &format!(" {per_cell} pages a sign");
-        }
+    if let Some(last) = lines.last_mut().filter(|_| per_cell > 1) {
+        *last += &format!(" {per_cell} pages a sign");
     }
     lines
 }

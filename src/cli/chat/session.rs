@@ -203,12 +203,17 @@ impl Session {
             );
             return Ok(());
         };
-        let common = self.spoken.iter().zip(prompt).take_while(|(said, wanted)| said == wanted).count();
-        let (new, room) = (prompt.len() - common, if common == 0 { context_tokens } else { evictable });
+        let is_first = !self.messages.iter().any(|message| message.role == Role::Assistant);
+        let (new, room) = match self.messages.last().filter(|_| !is_first) {
+            Some(message) => {
+                let tokenizer = &self.loaded.texts.tokenizer;
+                (tokenizer.encode(&message.content, Special::AsText)?.len(), evictable)
+            }
+            None => (prompt.len(), context_tokens),
+        };
         ensure!(
-            new <= room || (prompt.len() <= context_tokens),
-            "this message has {new} tokens, and the context of {context_tokens} has room for {room} new ones: send a \
-             shorter one",
+            new <= room,
+            "the message has {new} tokens, and the context of {context_tokens} has room for {room}: send a shorter one",
         );
         Ok(())
     }
