@@ -155,7 +155,9 @@ pub fn generate(
     };
     completion.decode_seconds = start.elapsed().as_secs_f64();
 
-    let mut rest = filter.push(&stream.finish());
+    // An answer that was cut may have been cut inside a character: that is left out, not shown as a broken one.
+    let unfinished = if completion.finish_reason == FinishReason::Stop { stream.finish() } else { String::new() };
+    let mut rest = filter.push(&unfinished);
     rest += &filter.finish();
     if !rest.is_empty() {
         completion.text.push_str(&rest);
@@ -576,7 +578,17 @@ mod tests {
         let answer = recite(&byte_ids("a😀é"), greedy(), 64, ANY, NO_BREAK);
         assert_eq!(answer.pieces, stops(&["a", "", "", "", "😀", "", "é"]));
         let cut = recite(&byte_ids("a😀"), greedy(), 64, Request { max_tokens: Some(3), ..ANY }, NO_BREAK);
-        assert_eq!(cut.pieces, stops(&["a", "", "", "\u{fffd}"]));
+        assert_eq!(cut.pieces, stops(&["a", "", ""]), "cut inside a character");
+        assert_eq!(cut.result.unwrap().text, "a");
+        let context_full = recite(&byte_ids("a😀"), greedy(), 7, ANY, NO_BREAK);
+        assert_eq!(context_full.result.unwrap().text, "a");
+        // Prefill twice, then "a", then the first byte: the event that breaks off.
+        assert_eq!(recite(&byte_ids("a😀"), greedy(), 64, ANY, 4).result.unwrap().text, "a");
+        let ended = recite(&byte_ids("a😀")[..3], greedy(), 64, ANY, NO_BREAK);
+        assert_eq!(ended.pieces, stops(&["a", "", "", "\u{fffd}"]), "the model itself ended inside a character");
+        let never =
+            recite(&[byte_ids("a")[0], 0xff + 3], greedy(), 64, Request { max_tokens: Some(2), ..ANY }, NO_BREAK);
+        assert_eq!(never.pieces, stops(&["a", "\u{fffd}"]), "no byte can follow this one");
     }
 
     #[test]

@@ -57,6 +57,28 @@ fn conversations() -> Vec<(Vec<Message>, bool)> {
     conversations
 }
 
+/// What Python answers to `input`, both JSON.
+fn python(arguments: &[&str], input: &Value) -> Value {
+    let python = std::env::var("SAYFA_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+    let mut child = Command::new(&python)
+        .args(arguments)
+        .env("PYTHONIOENCODING", "utf-8")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{python}: {error}: set SAYFA_TEST_PYTHON to a Python that has jinja2 3.1.6"));
+    // A Python without jinja2 is gone before it reads; its own words say more than a broken pipe.
+    let _ = child.stdin.take().unwrap().write_all(input.to_string().as_bytes());
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.status.success(),
+        "{python} failed; set SAYFA_TEST_PYTHON to a Python that has jinja2 3.1.6:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
 /// jinja2's renderings of all templates.
 fn reference(conversations: &[(Vec<Message>, bool)]) -> Value {
     let name = |role| match role {
@@ -75,25 +97,9 @@ fn reference(conversations: &[(Vec<Message>, bool)]) -> Value {
             "add_generation_prompt": add_generation_prompt,
         })).collect::<Vec<_>>(),
     });
-    let python = std::env::var("SAYFA_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
-    let mut child = Command::new(&python)
-        .arg(root().join("tests/templates_reference.py"))
-        .env("PYTHONIOENCODING", "utf-8")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{python}: {error}: set SAYFA_TEST_PYTHON to a Python that has jinja2 3.1.6"));
-    // A Python without jinja2 is gone before it reads; its own words say more than a broken pipe.
-    let _ = child.stdin.take().unwrap().write_all(job.to_string().as_bytes());
-    let output = child.wait_with_output().unwrap();
-    assert!(
-        output.status.success(),
-        "{python} failed; set SAYFA_TEST_PYTHON to a Python that has jinja2 3.1.6:\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(answer["jinja2"], "3.1.6", "{python}: the comparison is with jinja2 3.1.6");
+    let script = root().join("tests/templates_reference.py");
+    let answer = python(&[script.to_str().unwrap()], &job);
+    assert_eq!(answer["jinja2"], "3.1.6", "the comparison is with jinja2 3.1.6");
     answer["results"].clone()
 }
 
@@ -150,6 +156,186 @@ fn every_template_renders_as_in_python() {
         .collect();
     assert_eq!(failing, expected);
     assert_eq!(equal, reference.len() * conversations.len() - expected.len());
+}
+
+/// What templates may call on strings, lists and mappings, on texts of all kinds.
+#[test]
+fn methods_are_pythons() {
+    let texts = [
+        "",
+        " ",
+        "abc",
+        "Hello World",
+        "they're bill's",
+        "  a  b\tc  ",
+        "a,b,,c",
+        "\n\r\nx\x0by\u{2028}z\r",
+        "ÇAY ıİ ß",
+        "ßa ﬁn",
+        "-42",
+        "+7",
+        "007",
+        "²³",
+        "٣٤",
+        "½",
+        "字😀",
+        "x\x1f",
+        "aXbXXc",
+        "UPPER lower",
+        "_id9",
+        "9id",
+    ];
+    let calls = [
+        "rsplit()",
+        "rsplit(none, 1)",
+        "rsplit(' ', 1)",
+        "rsplit('X', maxsplit=1)",
+        "rsplit(sep=',')",
+        "split()",
+        "split(none, 1)",
+        "split(none, 0)",
+        "rsplit(none, 0)",
+        "split(',', 2)",
+        "split('X', maxsplit=0)",
+        "splitlines()",
+        "splitlines(true)",
+        "splitlines(keepends=true)",
+        "partition('X')",
+        "rpartition('X')",
+        "partition(' ')",
+        "rpartition(' ')",
+        "center(9)",
+        "center(8, '*')",
+        "center(5)",
+        "center(4, '字')",
+        "ljust(6)",
+        "ljust(6, '.')",
+        "rjust(6)",
+        "rjust(-3, '.')",
+        "zfill(5)",
+        "removeprefix('a')",
+        "removesuffix('c')",
+        "removeprefix('')",
+        "title()",
+        "capitalize()",
+        "swapcase()",
+        "casefold()",
+        "istitle()",
+        "isdigit()",
+        "isdecimal()",
+        "isnumeric()",
+        "isalpha()",
+        "isalnum()",
+        "isspace()",
+        "isupper()",
+        "islower()",
+        "isascii()",
+        "isidentifier()",
+        "find('b')",
+        "find('b', 3)",
+        "find('', 99)",
+        "rfind('X')",
+        "rfind('X', 0, -2)",
+        "count('X')",
+        "count('X', 2)",
+        "count('', 1, 3)",
+        "startswith('b', 1)",
+        "startswith(('z', 'b'), 1, 4)",
+        "endswith('b', 0, -1)",
+        "endswith(('X', 'c'), 1)",
+        "strip()",
+        "lstrip()",
+        "rstrip()",
+        "strip('ac ')",
+        "upper()",
+        "lower()",
+        "replace('X', '-', 1)",
+    ];
+    let values = [
+        "'abc'.index('c')",
+        "'abcabc'.rindex('b')",
+        "['a', 'b'].index('b')",
+        "['a', 'b', 'a'].count('a')",
+        "{'a': 1}.get('b', 2)",
+        "{'a': 1, 'b': 2}.items()|list",
+        "{'a': 1}.keys()|list",
+        "{'a': 1}.values()|list",
+        "'-'.join(['a', 'b'])",
+        "'{:>5}|{}'.format('a', 1)",
+    ];
+    let expressions: Vec<String> = texts
+        .iter()
+        .flat_map(|text| calls.iter().map(move |call| format!("{}.{call}", json!(text))))
+        .chain(values.iter().map(|value| value.to_string()))
+        .collect();
+    let program = "import json, sys, jinja2.sandbox\n\
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment()\n\
+        environment.filters['tojson'] = lambda x: json.dumps(x, ensure_ascii=False)\n\
+        print(json.dumps([environment.from_string('{{ (%s)|tojson }}' % x).render() for x in json.load(sys.stdin)]))";
+    let expected = python(&["-c", program], &json!(expressions));
+    let tokenizer = tokenizer();
+    let mut differ = Vec::new();
+    for (expression, expected) in expressions.iter().zip(expected.as_array().unwrap()) {
+        let template = ChatTemplate::from_source(&format!("{{{{ ({expression})|tojson }}}}"), &tokenizer).unwrap();
+        let ours = template.render_text(&[Message { role: Role::User, content: "?".into() }], true);
+        if ours.as_ref().ok().map(String::as_str) != expected.as_str() {
+            differ.push(format!("{expression}: ours {ours:?}, Python's {expected}"));
+        }
+    }
+    assert!(differ.is_empty(), "{} of {} differ:\n{}", differ.len(), expressions.len(), differ.join("\n"));
+}
+
+/// Expressions are trees, and these are as deep as they are long.
+#[test]
+fn long_chains_do_not_take_the_stack() {
+    let tokenizer = tokenizer();
+    let question = [Message { role: Role::User, content: "?".into() }];
+    let renders = |source: &str| {
+        ChatTemplate::from_source(source, &tokenizer).and_then(|template| template.render_text(&question, true))
+    };
+    // Pieces that make a level each, and how many of them just pass the bound on the size.
+    for (before, piece, after, marks) in [
+        ("{{ 1", "+1", " }}", 1),
+        ("{{ ", "-", "1 }}", 1),
+        ("{{ a", ".b", " }}", 1),
+        ("{{ 1", "|string", " }}", 3),
+        ("{{ 1", "|abs", " }}", 1),
+        ("{{ ", "1 if 1 else ", "1 }}", 1),
+        ("{{ 1", " if 1", " }}", 1),
+        ("{{ a", "()", " }}", 1),
+        ("{{ a", "[0]", " }}", 1),
+        ("{{ a", "[:]", " }}", 1),
+        ("{{ ", "not ", "1 }}", 1),
+        ("{{ 1", " or 1", " }}", 1),
+        ("{{ 1", " is odd", " }}", 1),
+        ("{{ 'a'", "~'a'", " }}", 1),
+        ("{{ 2", "**1", " }}", 2),
+        ("{{ (1", ",(1", " }}", 1),
+        ("{{ ", "[", " }}", 1),
+        ("{{ ", "{1:", " }}", 1),
+        ("{{ [1", ",1", "] }}", 0),
+        ("{% if 1 %}", "{%elif 1%}", "{% endif %}", 4),
+        ("", "{%if 1%}", "", 4),
+        ("{% set n = namespace() %}", "{%set n.x=1%}", "", 4),
+        ("", "{{1}}", "", 2),
+        ("", "{%raw%}{%endraw%}", "", 7),
+    ] {
+        for count in [5_000, (16_384 - 30) / marks.max(1), 20_000, 100_000, 400_000] {
+            let start = Instant::now();
+            let result = renders(&format!("{before}{}{after}", piece.repeat(count)));
+            let took = start.elapsed();
+            assert!(took.as_secs_f64() < 4.0, "{piece} {count} times took {took:?}");
+            if count * marks > 16_384 {
+                let error = result.expect_err(piece).to_string();
+                assert!(error.contains("too large") && error.contains("16384"), "{piece}: {error}");
+            }
+        }
+    }
+    let error = renders(&"a".repeat((1 << 20) + 1)).unwrap_err().to_string();
+    assert!(error.contains("1048577 bytes; at most 1048576"), "{error}");
+    assert_eq!(renders(&"a".repeat(1 << 20)).unwrap().len(), 1 << 20);
+    assert_eq!(renders(&format!("{{{{ 1{} }}}}", "+1".repeat(10_000))).unwrap(), "10001");
+    assert_eq!(renders(&format!("{{{{ {}1 }}}}", "-".repeat(10_000))).unwrap(), "1");
 }
 
 /// Peak resident memory of this process so far.

@@ -3,7 +3,12 @@
 //! The template comes from the model file and is trusted with nothing: it reaches no file, and fuel bounds its steps and
 //! its memory together. What people wrote is shielded before it goes in, so that it cannot turn into control tokens.
 
+mod json;
+mod methods;
+mod namespace;
 mod python;
+mod tags;
+mod time;
 
 use std::sync::{Arc, Mutex};
 
@@ -29,6 +34,8 @@ const FUEL_PER_MESSAGE: u64 = 3_000;
 const BYTES_PER_FUEL: u64 = 4;
 /// Nested macro calls, each of which takes stack.
 const RECURSION_LIMIT: usize = 150;
+/// Of what a template says when it fails.
+const MAX_WORDS_CHARS: usize = 300;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -79,10 +86,8 @@ impl ChatTemplate {
                 .map_err(|error| gguf.key_error(KEY, format_args!("{error:#}")))?;
             return Ok(Some(template));
         }
-        let is_marker = |text| {
-            tokenizer.encode(text, Special::Parse).is_ok_and(|ids| matches!(ids[..], [id] if tokenizer.is_control(id)))
-        };
-        if !is_marker("<|im_start|>") || !is_marker("<|im_end|>") {
+        // Not by encoding them: a vocabulary without their letters has one id, the unknown token, for any text.
+        if tokenizer.control_token("<|im_start|>").is_none() || tokenizer.control_token("<|im_end|>").is_none() {
             return Ok(None);
         }
         let mut template = ChatTemplate::from_source(CHATML, tokenizer)?;
@@ -107,7 +112,7 @@ impl ChatTemplate {
         // messages and is told when they come.
         let question = Message { role: Role::User, content: "?".into() };
         if let Err(Failure::OutOfFuel) = template.try_render(&[question], true) {
-            bail!("the chat template is not usable: {}", Failure::OutOfFuel);
+            bail!("the chat template is broken: {}", Failure::OutOfFuel);
         }
         Ok(template)
     }
@@ -131,21 +136,20 @@ impl ChatTemplate {
         let text = self.render_text(&shielded, true)?;
         let mut ids = tokenizer.encode(&text, Special::Parse).context("encoding the prompt")?;
         // Many templates write BOS themselves. EOS would end the answer before it begins.
-        if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.add_bos())
-            && ids.first() != Some(&bos)
-        {
-            ids.insert(0, bos);
-        }
+        tokenizer.begin_with_bos(&mut ids);
         Ok(Prompt { text: tokenizer.unshield(&text), ids })
     }
 
     /// What the template makes of `messages` as they are.
     pub fn render_text(&self, messages: &[Message], add_generation_prompt: bool) -> anyhow::Result<String> {
-        self.try_render(messages, add_generation_prompt).map_err(|failure| {
-            let has_system = messages.iter().any(|message| message.role == Role::System);
-            let advice =
-                if has_system { "; --system-in-user puts the system text into the first user turn" } else { "" };
-            anyhow::anyhow!("the chat template refuses this conversation: {failure}{advice}")
+        self.try_render(messages, add_generation_prompt).map_err(|failure| match failure {
+            Failure::Raised(words) => {
+                let has_system = messages.iter().any(|message| message.role == Role::System);
+                let advice =
+                    if has_system { "; --system-in-user puts the system text into the first user turn" } else { "" };
+                anyhow::anyhow!("the chat template refuses this conversation: {words}{advice}")
+            }
+            failure => anyhow::anyhow!("the model's chat template is broken: {failure}"),
         })
     }
 
@@ -161,13 +165,13 @@ impl ChatTemplate {
             ("bos_token", Value::from(self.bos.as_str())),
             ("eos_token", Value::from(self.eos.as_str())),
             ("raise_exception", python::raise_exception(raised.clone())),
-            ("strftime_now", python::strftime_now(self.fixed_time)),
+            ("strftime_now", time::strftime_now(self.fixed_time)),
         ]);
         let written: usize = messages.iter().map(|message| message.content.len()).sum();
         let fuel = BASE_FUEL + FUEL_PER_MESSAGE * messages.len() as u64 + written as u64 / BYTES_PER_FUEL;
         python::render(&self.environment, context, fuel).map_err(|error| {
             match raised.lock().map(|mut words| words.take()) {
-                Ok(Some(words)) => Failure::Raised(words),
+                Ok(Some(words)) => Failure::Raised(one_line(&words)),
                 _ if error.kind() == ErrorKind::OutOfFuel => Failure::OutOfFuel,
                 _ => Failure::Other(described(&error)),
             }
@@ -187,10 +191,19 @@ enum Failure {
     Other(String),
 }
 
-/// On one line, innermost cause last.
+/// Innermost cause last.
 fn described(error: &minijinja::Error) -> String {
     let chain = anyhow::Chain::new(error).map(|cause| cause.to_string());
-    chain.collect::<Vec<_>>().join(": ").split_whitespace().collect::<Vec<_>>().join(" ")
+    one_line(&chain.collect::<Vec<_>>().join(": "))
+}
+
+/// What a template says may be as long as its author likes.
+fn one_line(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(MAX_WORDS_CHARS) {
+        Some((cut, _)) => format!("{}…", &line[..cut]),
+        None => line,
+    }
 }
 
 /// Folds the system messages into the first user turn (`--system-in-user`).

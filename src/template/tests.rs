@@ -21,6 +21,10 @@ fn tiny(more: &[(&str, i32)], edit: impl FnOnce(Writer) -> Writer) -> (Gguf, Tok
     let letters: Vec<String> = (' '..='~').map(|c| if c == ' ' { "▁".into() } else { c.to_string() }).collect();
     let tokens = [("<unk>", 2), ("<s>", 3), ("</s>", 3)].into_iter().chain(more.iter().copied());
     let tokens: Vec<(&str, i32)> = tokens.chain(letters.iter().map(|text| (text.as_str(), 1))).collect();
+    vocabulary(&tokens, edit)
+}
+
+fn vocabulary(tokens: &[(&str, i32)], edit: impl FnOnce(Writer) -> Writer) -> (Gguf, Tokenizer) {
     let file = Writer::new()
         .key("general.architecture", Val::str("llama"))
         .key("tokenizer.ggml.model", Val::str("llama"))
@@ -71,8 +75,7 @@ fn the_time_is_given_in_any_format() {
     template.fix_time(NaiveDate::from_ymd_opt(2025, 3, 9).unwrap().and_hms_opt(14, 5, 7).unwrap());
     let text = template.render_text(&[user("?")], true).unwrap();
     assert_eq!(text, "09 Mar 2025|9 March Sunday Sun|02:05 PM|068 25  9 %");
-    assert!(refused("{{ strftime_now('%Q%') }}", &[user("?")]).contains("'%Q%' is no time format"));
-    assert!(refused("{{ strftime_now('%z') }}", &[user("?")]).contains("local time"));
+    assert_eq!(rendered("{{ strftime_now('%Q%!%' ~ '%' * 1000) }}").len(), 5 + 500, "what is no code stays");
 }
 
 #[test]
@@ -139,8 +142,27 @@ fn a_refusal_carries_the_templates_words_and_the_way_out() {
         template(gemma).render_text(&fold_system(&[system("Be brief."), user("?")]), true).unwrap(),
         "Be brief.\n\n?"
     );
+    let error = refused("{{ raise_exception('No.\n\nNever.' ~ 'A' * 100000) }}", &[system("S"), user("?")]);
+    assert!(error.contains("refuses this conversation: No. Never.AAA"), "{error}");
+    assert!(error.contains("AAA…; --system-in-user") && error.len() < 500, "{error}");
     let error = refused("{{ raise_exception('No.') }}", &[user("?")]);
     assert!(error.contains("No.") && !error.contains("--system-in-user"), "{error}");
+}
+
+#[test]
+fn a_template_that_fails_by_itself_is_called_broken() {
+    for (source, words) in [
+        ("{{ 1|nosuchfilter }}", "nosuchfilter"),
+        ("{{ 1 // 0 }}", "1 // 0"),
+        ("{{ nothing.there.at_all }}", "undefined"),
+        ("{{ nosuchfunction() }}", "nosuchfunction"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more steps or memory"),
+    ] {
+        let error = refused(source, &[system("S"), user("?")]);
+        assert!(error.contains("template is broken: ") && error.contains(words), "{error}");
+        assert!(!error.contains("refuses") && !error.contains("--system-in-user"), "{error}");
+    }
+    assert!(refused(&format!("{{{{ 1|{} }}}}", "f".repeat(100_000)), &[user("?")]).len() < 500);
 }
 
 #[test]
@@ -172,13 +194,97 @@ fn what_fuel_does_not_pay_for_ends_by_the_clock() {
 #[test]
 fn deep_values_do_not_take_the_stack() {
     let (_, tokenizer) = tiny(&[], |file| file);
-    for last in ["", "{{ ns.x }}", "{{ ns.x|tojson }}", "{{ '{}'.format(ns.x) }}", "{{ ns.x == [1] }}"] {
+    for last in [
+        "",
+        "{{ ns.x ~ '' }}",
+        "{{ ns.x|string|length }}",
+        "{{ ns.x|pprint }}",
+        "{{ {ns.x: 1}|length }}",
+        "{{ [ns.x, ns.x]|unique }}",
+        "{{ ns.x in [[ns.x]] }}",
+        "{{ [ns.x, [1]]|sort }}",
+        "{{ debug() }}",
+        "{{ ns.x }}",
+        "{{ ns.x|tojson }}",
+        "{{ '{}'.format(ns.x) }}",
+        "{{ ns.x == [1] }}",
+    ] {
         let source = format!(
             "{{% set ns = namespace(x=[1]) %}}{{% for i in range(100000) %}}{{% set ns.x = [ns.x] %}}{{% endfor %}}{last}"
         );
         let result = ChatTemplate::from_source(&source, &tokenizer)
             .and_then(|template| template.render_text(&[user("?")], true));
         assert!(last.is_empty() || result.is_err(), "{last}");
+    }
+}
+
+#[test]
+fn namespaces_are_opaque_as_in_python() {
+    for (source, expected) in [
+        ("{% set n = namespace(a=1) %}{% set n.b = n.a + 1 %}{{ n.a }}{{ n.b }}{{ n.c is defined }}", "12False"),
+        ("{% set n = namespace({'a': 1}, b=2) %}{{ n.a }}{{ n['b'] }}", "12"),
+        ("{% set n = namespace(x=0) %}{% for i in [1, 2] %}{% set n.x = n.x + i %}{% endfor %}{{ n.x }}", "3"),
+        ("{% set n = namespace() %}{% set n.x = 1, 2 %}{{ n.x|tojson }}", "[1, 2]"),
+        ("{% set n = namespace() %}{% set n.x = 'a' if false else 'b' %}{{ n.x }}", "b"),
+        ("{% set n = namespace() %}{% set n.x %}a{{ 1 }}{% endset -%}\n b{{ n.x }}", "ba1"),
+        ("{% set n = namespace() %}{% set n.x|upper %}a{% endset %}{{ n.x }}", "A"),
+        ("{% set n = namespace(m=namespace()) %}{% set n.m.x = 1 %}{{ n.m.x }}", "1"),
+        (
+            "{% set a = namespace() %}{% set b = namespace() %}{{ a == a }}{{ a == b }}{{ a in [b, a] }}",
+            "TrueFalseTrue",
+        ),
+        ("{% macro m(x) %}<{{ x }}>{% endmacro %}{% set n = namespace(f=m) %}{{ n.f(1) }}", "<1>"),
+    ] {
+        assert_eq!(rendered(source), expected, "{source}");
+    }
+    assert!(refused("{% set n = {} %}{% set n.x = 1 %}", &[user("?")]).contains("template is broken"));
+}
+
+/// Anything that walks values would follow these until the stack ends.
+#[test]
+fn namespaces_that_hold_themselves_do_not_take_the_stack() {
+    let tokenizer = tiny(&[], |file| file).1;
+    let cycles = [
+        "{% set n.x = n %}{% set m.x = m %}",
+        "{% set n.x = m %}{% set m.x = n %}",
+        "{% set n.x = [n] %}{% set m.x = {'a': [m]} %}",
+        "{% set n.x|default(n, true) %}{% endset %}{% set m.x|default(m, true) %}{% endset %}",
+        "{% for i in range(15000) %}{% set n.x = namespace(x=n.x) %}{% endfor %}",
+    ];
+    for cycle in cycles {
+        for walk in [
+            "n == m",
+            "n.x == m.x",
+            "n < m",
+            "n in [m]",
+            "n ~ m",
+            "n.x|string",
+            "n|tojson",
+            "n.x|tojson",
+            "{n: 1, m: 2}",
+            "[n, m]|unique|list",
+            "[n, m]|sort",
+            "n|list",
+            "n|items|list",
+            "n.items()",
+            "n|dictsort",
+            "n|pprint",
+            "debug()",
+            "n",
+            "n|length",
+            "dict(n)",
+            "'{}'.format(n)",
+            "[n.x, m.x]|join",
+            "n|map('string')|list",
+            "n is eq m",
+            "n|hash",
+        ] {
+            let source = format!("{{% set n = namespace() %}}{{% set m = namespace() %}}{cycle}{{{{ {walk} }}}}");
+            // Some of these are errors. What matters is that this process goes on.
+            let result = ChatTemplate::from_source(&source, &tokenizer)
+                .and_then(|template| template.render_text(&[user("?")], true));
+            assert!(result.is_ok_and(|text| text.len() < 1000) || !walk.contains("=="), "{source}");
+        }
     }
 }
 
@@ -206,6 +312,10 @@ fn without_a_template_chatml_needs_its_markers() {
         let (gguf, tokenizer) = tiny(markers, |file| file);
         assert!(ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap().is_none(), "{markers:?}");
     }
+    // One token stands for any text, and each marker is encoded as it.
+    let (gguf, tokenizer) = vocabulary(&[("<unk>", 2), ("<s>", 3), ("</s>", 3), ("x", 1)], |file| file);
+    assert!(tokenizer.encode("<|im_start|>", Special::Parse).unwrap().iter().all(|&id| id == 0));
+    assert!(ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap().is_none(), "a vocabulary without letters");
     let (gguf, tokenizer) = tiny(&[("<|im_start|>", 3), ("<|im_end|>", 3)], |file| file.key(KEY, Val::str(" ")));
     assert!(ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap().unwrap().note().is_some());
 }
@@ -217,6 +327,18 @@ fn bos_comes_once_and_eos_not_at_all() {
         let template = ChatTemplate::from_source(source, &tokenizer).unwrap();
         let ids = template.render(&[user("a")], &tokenizer).unwrap().ids;
         assert_eq!((ids.len(), ids[0], tokenizer.piece(ids[1])), (2, 1, "a"), "{source}");
+    }
+    for (source, expected) in [
+        (" {{ bos_token }}a", "▁ <s> a"),
+        (" {{ bos_token }}{{ bos_token }}a", "▁ <s> a"),
+        ("{{ bos_token }}{{ bos_token }}{{ bos_token }}a{{ bos_token }}", "<s> a <s>"),
+        ("  a{{ bos_token }}", "<s> ▁ ▁ a <s>"),
+        ("   ", "<s> ▁ ▁ ▁"),
+    ] {
+        let (_, tokenizer) = tiny(&[], |file| file);
+        let prompt = ChatTemplate::from_source(source, &tokenizer).unwrap().render(&[user("a")], &tokenizer).unwrap();
+        let pieces: Vec<&str> = prompt.ids.iter().map(|&id| tokenizer.piece(id)).collect();
+        assert_eq!(pieces.join(" "), expected, "{source}");
     }
     let (_, tokenizer) = tiny(&[], |file| file.key("tokenizer.ggml.add_bos_token", Val::bool(0)));
     let template = ChatTemplate::from_source("{{ messages[0].content }}", &tokenizer).unwrap();

@@ -95,17 +95,28 @@ impl Tokenizer {
     /// `encode`, with the BOS and EOS that the model asks for; never a second BOS.
     pub fn encode_with_bos(&self, text: &str, special: Special) -> anyhow::Result<Vec<TokenId>> {
         let mut ids = self.encode(text, special)?;
-        if let Some(bos) = self.bos().filter(|_| self.add_bos)
-            && ids.first() != Some(&bos)
-        {
-            ids.insert(0, bos);
-        }
+        self.begin_with_bos(&mut ids);
         if let Some(eos) = self.eos().filter(|_| self.add_eos)
             && ids.last() != Some(&eos)
         {
             ids.push(eos);
         }
         Ok(ids)
+    }
+
+    /// Gives `ids` the BOS that the model asks for: none if the first id that is not white space is BOS already, and of
+    /// several in a row there only one stays.
+    pub fn begin_with_bos(&self, ids: &mut Vec<TokenId>) {
+        let Some(bos) = self.bos().filter(|_| self.add_bos) else { return };
+        let is_blank = |id: &TokenId| {
+            let bytes = self.bytes(*id);
+            !bytes.is_empty() && bytes.iter().all(u8::is_ascii_whitespace)
+        };
+        let start = ids.iter().take_while(|id| is_blank(id)).count();
+        match ids[start..].iter().take_while(|id| **id == bos).count() {
+            0 => ids.insert(0, bos),
+            count => drop(ids.drain(start + 1..start + count)),
+        }
     }
 
     /// `text` with every control token's text broken by a mark that `encode(.., Parse)` takes out again, so that user
@@ -141,6 +152,12 @@ impl Tokenizer {
 
     pub fn is_control(&self, id: TokenId) -> bool {
         self.vocabulary.kind(id).is_some_and(Kind::is_control)
+    }
+
+    /// The token that only a template may write and whose text is `text`.
+    pub fn control_token(&self, text: &str) -> Option<TokenId> {
+        let mut entries = self.vocabulary.entries();
+        entries.find(|&(_, kind, piece)| kind == Kind::Control && piece == text).map(|(id, ..)| id)
     }
 
     /// The vocabulary entry as stored, e.g. `Ġthe`, `▁the`, `<0x0A>`; empty for ids outside the vocabulary.

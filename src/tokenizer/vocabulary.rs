@@ -91,6 +91,24 @@ const END_OF_GENERATION_TEXTS: &[&str] = &[
     "<file_sep>",
 ];
 
+/// Tokens that other programs use, by the names of their keys.
+const UNUSED_IDS: &[&str] = &[
+    "padding",
+    "separator",
+    "seperator",
+    "cls",
+    "mask",
+    "prefix",
+    "suffix",
+    "middle",
+    "fim_pre",
+    "fim_suf",
+    "fim_mid",
+    "fim_pad",
+    "fim_rep",
+    "fim_sep",
+];
+
 /// Many byte strings in one allocation, by index.
 #[derive(Default)]
 struct Table {
@@ -157,6 +175,7 @@ impl Vocabulary {
         {
             warnings.push(format!("'{key}' says {size} tokens, but {TOKENS_KEY} holds {count}: the array is used"));
         }
+        warnings.extend(UNUSED_IDS.iter().filter_map(|name| unusable_id(gguf, name, count)));
         let explicit_kinds = read_kinds(gguf, count)?;
         let has_kinds = explicit_kinds.is_some();
         let kinds = explicit_kinds.unwrap_or_else(|| vec![Kind::Normal; count]);
@@ -307,5 +326,17 @@ fn special_id(gguf: &Gguf, name: &str, count: usize) -> anyhow::Result<Option<To
             bail!(gguf.key_error(&key, format!("id {id} is outside the vocabulary of {count} tokens")))
         }
         id => Ok(id.map(|id| id as TokenId)),
+    }
+}
+
+/// A sentence about an id that would be an error if it were used here.
+fn unusable_id(gguf: &Gguf, name: &str, count: usize) -> Option<String> {
+    let key = format!("tokenizer.ggml.{name}_token_id");
+    match gguf.uint(&key) {
+        Ok(Some(id)) if id >= count as u64 => {
+            Some(format!("'{key}' is {id}, outside the vocabulary of {count} tokens: it is not used"))
+        }
+        Err(_) => Some(format!("'{key}' is no token id: it is not used")),
+        Ok(_) => None,
     }
 }
