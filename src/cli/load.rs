@@ -70,7 +70,7 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let threads = args.threads.min(processors());
     let options = cpu::Options { threads, simd, kv_type_k, kv_type_v, batch_tokens: args.batch_size };
     let backend = cpu::open(model.clone(), &options)?;
-    terminal.info(&format!("{}: {}", path.display(), backend.info().device));
+    terminal.detail(&format!("{}: {}", path.display(), backend.info().device));
     // Before the long work: a context that does not fit is refused at once.
     let context_tokens = choose_context(args, &model.config, backend.info(), machine::available_memory(), terminal)?;
     // The vocabulary needs a core for a while, the weights the disk: both at once.

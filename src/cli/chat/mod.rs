@@ -14,6 +14,7 @@ use self::input::{Input, Reader};
 use self::session::{OutputLost, Session};
 use super::Ended;
 use super::args::{GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
+use super::signals;
 use super::terminal::Terminal;
 
 #[derive(Debug, Args)]
@@ -27,6 +28,11 @@ pub struct ChatArgs {
     #[arg(long, help_heading = "Prompt")]
     pub strict_utf8: bool,
 
+    /// Neither read nor write the history of messages in $XDG_STATE_HOME/sayfa/history or
+    /// ~/.local/state/sayfa/history; without this flag each message you type is kept there, for you alone
+    #[arg(long, help_heading = "Prompt")]
+    pub no_history: bool,
+
     #[command(flatten)]
     pub generation: GenerationArgs,
     #[command(flatten)]
@@ -36,16 +42,19 @@ pub struct ChatArgs {
 }
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
+    if terminal.stdin_is_terminal() {
+        signals::keep_terminal();
+    }
     let loaded = super::load::load(&args.model, terminal)?;
     if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
     let mut session = Session::new(loaded, args)?;
-    let mut reader = Reader::open(args.strict_utf8, terminal)?;
+    let mut reader = Reader::open(args.strict_utf8, !args.no_history, terminal)?;
     terminal.info(&format!(
-        "{}, context of {} tokens. /? for help, Ctrl-D leaves.",
+        "{} on {}. /? for help, Ctrl-D leaves.",
         session.loaded.name,
-        session.loaded.engine.context_tokens()
+        session.loaded.engine.info().device
     ));
     let mut failures = 0;
     loop {
@@ -57,11 +66,14 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
             }
             Input::End => break,
         };
-        let outcome = if message.starts_with('/') {
-            commands::run(&message, &mut session, terminal)
-        } else {
-            session.say(message, terminal).map(|()| Flow::Stay)
+        let outcome = match message.strip_prefix('/') {
+            Some(text) if text.starts_with('/') => session.say(text.to_string(), terminal).map(|()| Flow::Stay),
+            Some(_) => commands::run(&message, &mut session, terminal),
+            None => session.say(message, terminal).map(|()| Flow::Stay),
         };
+        if signals::end_is_wanted() {
+            return Ok(Ended::Interrupted);
+        }
         match outcome.map_err(|error| error.downcast::<OutputLost>()) {
             Ok(Flow::Stay) => {}
             Ok(Flow::Leave) => break,

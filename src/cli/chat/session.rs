@@ -6,7 +6,9 @@ use anyhow::{Context, bail, ensure};
 
 use super::ChatArgs;
 use super::settings::Settings;
+use crate::cli::counted;
 use crate::cli::load::Loaded;
+use crate::cli::signals;
 use crate::cli::terminal::{Interrupts, Terminal};
 use crate::engine::SequenceId;
 use crate::generation::{self, Completion, Event, FinishReason, Request};
@@ -147,10 +149,17 @@ impl Session {
                 completion.ids.len()
             ));
         }
+        match completion.finish_reason {
+            FinishReason::Interrupted => terminal.status("[stopped]"),
+            FinishReason::Length if !completion.context_full => {
+                terminal.status(&format!("[stopped after -n {}]", counted(completion.ids.len(), "token")));
+            }
+            FinishReason::Length | FinishReason::Stop => {}
+        }
         if self.verbose {
             terminal.status(&format!(
-                "[{} tokens, {:.1} tokens/s, context {} of {context_tokens}]",
-                completion.ids.len(),
+                "[{}, {:.1} tokens/s, context {} of {context_tokens}]",
+                counted(completion.ids.len(), "token"),
                 completion.decode_tokens_per_second(),
                 self.context_used()
             ));
@@ -163,6 +172,7 @@ impl Session {
     fn stream(&mut self, prompt: &[TokenId], terminal: &mut Terminal) -> anyhow::Result<Completion> {
         // In a script Ctrl-C ends the program as everywhere.
         let interrupts = terminal.stdin_is_terminal().then(Interrupts::catch);
+        let _silence = terminal.stdin_is_terminal().then(signals::without_echo);
         let stop = self.settings.generation.stops();
         let request = Request { prompt, max_tokens: self.settings.generation.max_tokens(), stop: &stop };
         let mut progress = None;
