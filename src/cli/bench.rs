@@ -11,7 +11,7 @@ use super::args::{ModelArgs, Talk};
 use super::load::{self, Loaded};
 use super::machine;
 use super::terminal::{Interrupts, Terminal};
-use super::{Ended, Usage};
+use super::{Ended, Usage, counted};
 use crate::engine::SequenceId;
 use crate::kv::layout::KvType;
 use crate::tokenizer::TokenId;
@@ -75,11 +75,13 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     let Some(needed) = tests.iter().map(|test| test.depth + test.tokens).max() else {
         return Err(Usage("nothing to measure: -p and -n are both without a size above 0".to_string()).into());
     };
-    let mut model = args.model.clone();
-    model.ctx_size = model.ctx_size.or(Some(needed));
-    let mut loaded = load::load(&model, terminal)?;
+    let model = &args.model;
+    let mut loaded = load::load(model, terminal)?;
     if needed > loaded.engine.context_tokens() {
-        bail!("the tests need {needed} tokens of context, -c gives {}", loaded.engine.context_tokens());
+        bail!(
+            "the tests need a context of {needed} tokens, and it has {}: give -c {needed}",
+            loaded.engine.context_tokens()
+        );
     }
     let read_bytes_per_second = machine::read_bandwidth(loaded.engine.info().threads);
     let interrupts = Interrupts::catch();
@@ -88,16 +90,19 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     if !args.json {
         let gigabytes = read_bytes_per_second / 1e9;
         terminal.write_line(&format!(
-            "{name}, {threads} threads, {kv_type} KV cache, memory reads {gigabytes:.1} GB/s\n"
+            "{name}, {}, {kv_type} KV cache, memory reads {gigabytes:.1} GB/s\n",
+            counted(threads, "thread")
         ))?;
         terminal.write_line("| test | depth | tokens | tokens/s | MB/token | share of memory speed |")?;
         terminal.write_line("| --- | ---: | ---: | ---: | ---: | ---: |")?;
     }
     let mut entries = Vec::new();
+    let mut highest_share = 0f64;
     for test in &tests {
         let Some(measured) = measure(test, args, &mut loaded, read_bytes_per_second, &interrupts)? else {
             return Ok(Ended::Interrupted);
         };
+        highest_share = highest_share.max(measured.bandwidth_share);
         let test_name = if test.kind == Kind::Prefill { "prefill" } else { "decode" };
         if args.json {
             entries.push(json!({
@@ -126,6 +131,11 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     if args.json {
         let report = json!({"read_bytes_per_second": read_bytes_per_second, "tests": entries});
         terminal.write_line(&report.to_string())?;
+    }
+    if highest_share > 1.0 {
+        terminal.warn(
+            "a share above 100 % of the memory's speed: the machine was busy while that was measured, so measure again",
+        );
     }
     Ok(Ended::Done)
 }

@@ -10,7 +10,7 @@ use super::args::{ModelArgs, Talk};
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded};
 use super::terminal::{Interrupts, Terminal};
-use super::{Ended, Usage};
+use super::{Ended, Usage, counted};
 use crate::engine;
 use crate::tokenizer::{Special, TokenId};
 
@@ -36,7 +36,7 @@ pub fn perplexity(args: &PerplexityArgs, terminal: &mut Terminal) -> anyhow::Res
     let mut loaded = load::load(&args.model, terminal)?;
     let tokens = loaded.texts.tokenizer.encode_with_bos(&text, Special::AsText)?;
     if tokens.len() < 2 {
-        bail!("the text has {} tokens: it takes two to predict one from the other", tokens.len());
+        bail!("the text has {}: it takes two to predict one from the other", counted(tokens.len(), "token"));
     }
     let Some(nll) = score(&tokens, &mut loaded, terminal)? else { return Ok(Ended::Interrupted) };
     let mean_nll = nll.iter().sum::<f64>() / nll.len() as f64;
@@ -49,8 +49,10 @@ pub fn perplexity(args: &PerplexityArgs, terminal: &mut Terminal) -> anyhow::Res
     } else {
         let windows = nll.len().div_ceil(window_tokens);
         let split = if windows > 1 { format!(", in {windows} windows of {window_tokens}") } else { String::new() };
-        terminal
-            .write_line(&format!("perplexity {ppl:.4} (mean nll {mean_nll:.6}) over {} tokens{split}", nll.len()))?;
+        terminal.write_line(&format!(
+            "perplexity {ppl:.4} (mean nll {mean_nll:.6}) over {}{split}",
+            counted(nll.len(), "token")
+        ))?;
     }
     Ok(Ended::Done)
 }

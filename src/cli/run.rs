@@ -10,7 +10,7 @@ use super::args::{GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
 use super::terminal::{Interrupts, Terminal};
-use super::{Ended, Usage};
+use super::{Ended, Usage, counted};
 use crate::generation::{self, Completion, Event, FinishReason, Request};
 use crate::sampler::Sampler;
 use crate::template::{Message, Prompt, Role, fold_system};
@@ -67,8 +67,9 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let (asked, context_tokens) = (prompt.ids.len(), loaded.engine.context_tokens());
     if asked >= context_tokens {
         bail!(
-            "the prompt has {asked} tokens, which leaves no room for an answer in a context of {context_tokens}: \
+            "the prompt has {}, which leaves no room for an answer in a context of {context_tokens}: \
              shorten it, or raise -c (the model was trained for {})",
+            counted(asked, "token"),
             loaded.config.context_tokens
         );
     }
@@ -83,6 +84,9 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     if completion.context_full {
         terminal
             .warn(&format!("the context of {context_tokens} tokens is full: the answer is cut off (-c sets its size)"));
+    }
+    if completion.finish_reason == FinishReason::Length && !completion.context_full {
+        terminal.info(&format!("stopped after -n {}", counted(completion.ids.len(), "token")));
     }
     if args.stats {
         terminal.talk(&stats(&loaded, &completion, sampler.seed()));
@@ -172,14 +176,14 @@ fn to_json(completion: &Completion, seed: u64) -> serde_json::Value {
 
 fn stats(loaded: &Loaded, completion: &Completion, seed: u64) -> String {
     format!(
-        "load {:.2} s; prompt {} tokens ({} cached) in {:.2} s, {:.1} tokens/s; answer {} tokens in {:.2} s, {:.1} tokens/s; \
+        "load {:.2} s; prompt {} ({} cached) in {:.2} s, {:.1} tokens/s; answer {} in {:.2} s, {:.1} tokens/s; \
          seed {seed}",
         loaded.load_seconds,
-        completion.prompt_tokens,
+        counted(completion.prompt_tokens, "token"),
         completion.cached_tokens,
         completion.prefill_seconds,
         completion.prefill_tokens_per_second(),
-        completion.ids.len(),
+        counted(completion.ids.len(), "token"),
         completion.decode_seconds,
         completion.decode_tokens_per_second(),
     )
