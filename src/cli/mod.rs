@@ -81,7 +81,7 @@ impl Command {
 
 /// What the program's arguments ask for.
 pub enum Asked {
-    Work(Command),
+    Work(Box<Command>),
     /// --help or --version
     Help(clap::Error),
 }
@@ -98,7 +98,7 @@ impl Asked {
 /// Parses the program's arguments.
 pub fn parse(args: Vec<OsString>) -> anyhow::Result<Asked> {
     match parse_for(args.clone(), std::io::stdin().is_terminal()) {
-        Ok(command) => Ok(Asked::Work(command)),
+        Ok(command) => Ok(Asked::Work(Box::new(command))),
         Err(error) if !error.use_stderr() => Ok(Asked::Help(error)),
         Err(error) => Err(Usage(usage::sentence(&error, &args, &Cli::command())).into()),
     }
@@ -126,7 +126,7 @@ fn parse_for(args: Vec<OsString>, stdin_is_terminal: bool) -> Result<Command, cl
 
 pub fn run(asked: Asked, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let command = match asked {
-        Asked::Work(command) => command,
+        Asked::Work(command) => *command,
         Asked::Help(help) => return terminal.write_help(&help).map(|()| Ended::Done),
     };
     signals::install()?;
