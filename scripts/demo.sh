@@ -8,7 +8,7 @@ command -v cargo >/dev/null || {
 }
 scripts/get_model.sh
 cargo build --locked --release
-./target/release/sayfa run -m models/SmolLM2-135M-Instruct.Q4_1.gguf --temp 0 -n 96 \
+./target/release/sayfa run -m models/SmolLM2-135M-Instruct.Q4_1.gguf --temp 0 -n 200 \
     -p "Why is the sky blue? Answer in two sentences."
 echo >&2
 echo "Chat with it:    ./target/release/sayfa chat" >&2

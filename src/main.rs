@@ -2,21 +2,15 @@
 
 use std::process::ExitCode;
 
-use sayfa::cli::{self, Ended, Usage, terminal::ClosedPipe, terminal::Terminal};
+use sayfa::cli::{self, Asked, Ended, Usage, signals, terminal::ClosedPipe, terminal::Terminal};
 
 fn main() -> ExitCode {
-    let command = match cli::parse(std::env::args_os().collect()) {
-        Ok(command) => command,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(error.exit_code() as u8);
-        }
-    };
-    let mut terminal = Terminal::new(command.talk());
-    let result = cli::run(command, &mut terminal).and_then(|ended| terminal.flush().map(|()| ended));
-    match result {
+    let asked = cli::parse(std::env::args_os().collect());
+    let mut terminal = Terminal::new(asked.as_ref().map(Asked::talk).unwrap_or_default());
+    let ended = asked.and_then(|asked| cli::run(asked, &mut terminal));
+    match ended.and_then(|ended| terminal.flush().map(|()| ended)) {
         Ok(Ended::Done) => ExitCode::SUCCESS,
-        Ok(Ended::Interrupted) => ExitCode::from(130),
+        Ok(Ended::Interrupted) => ExitCode::from(signals::exit_code()),
         Err(error) if error.is::<ClosedPipe>() => ExitCode::SUCCESS,
         Err(error) => {
             terminal.error(&format!("{error:#}"));

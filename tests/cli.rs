@@ -141,10 +141,18 @@ fn a_closed_pipe_ends_the_program_quietly() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_an_error_of_one_line() {
-    for args in [&["run", "--raw", "-p", "a", "-n", "8"][..], &["inspect"], &["tokenize", "-p", "a", "--json"]] {
+    let model = micro("F32");
+    for args in [
+        &["run", "--raw", "-p", "a", "-n", "8", "-m", &model][..],
+        &["inspect", "-m", &model],
+        &["tokenize", "-p", "a", "--json", "-m", &model],
+        &["--help"],
+        &["--version"],
+        &["run", "--help"],
+    ] {
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
         let mut command = sayfa(&root("."));
-        command.args(args).args(["-m", &micro("F32")]).stdin(Stdio::null()).stdout(full).stderr(Stdio::piped());
+        command.args(args).stdin(Stdio::null()).stdout(full).stderr(Stdio::piped());
         assert_refused(&command.output().unwrap(), 1, &["standard output"]);
     }
 }
@@ -169,10 +177,89 @@ fn flags_that_make_no_sense_exit_with_2_and_are_named() {
         (&["bench", "-p", "0", "-n", "0"], "nothing to measure"),
         (&["serve-me"], "serve-me"),
     ] {
-        let output = run(args);
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
-        assert!(stderr(&output).contains(name) && output.stdout.is_empty(), "{args:?}: {}", stderr(&output));
+        assert_refused(&run(args), 2, &[name]);
     }
+}
+
+#[test]
+fn usage_errors_are_one_sentence_that_helps() {
+    for (args, said) in [
+        (
+            &["run", "-p", "x", "--tepm", "0"][..],
+            "there is no flag --tepm, did you mean --temp?; see 'sayfa run --help'",
+        ),
+        (&["run", "-p", "x", "-n", "-5"], "-n (--predict) must be a whole number from -2 to 2147483648, not '-5'; see"),
+        (&["bench", "-r", "many"], "-r (--repetitions) must be a whole number, not 'many'; see 'sayfa bench --help'"),
+        (&["run", "-p", "x", "--top-p", "2"], "--top-p must be a number from 0 to 1, not '2'; see"),
+        (&["run", "-p", "x", "--kv-type", "f8"], "--kv-type must be one of "),
+        (&["run", "-p", "x", "--stop", ""], "-r (--stop) needs a value that is not empty; see"),
+        (&["run", "-p"], "-p (--prompt) needs a value"),
+        (&["run", "a question"], "'a question' stands alone: use -p to give a prompt; see 'sayfa run --help'"),
+        (
+            &["a question"],
+            "there is no command 'a question': use -p to give a prompt, -m to give a model; see 'sayfa --help'",
+        ),
+        (&["chat", "-q", "-v"], "--quiet' cannot be used with '--verbose'; see 'sayfa chat --help'"),
+    ] {
+        let output = run(args);
+        assert_refused(&output, 2, &["sayfa: ", said]);
+        assert!(!stderr(&output).contains("error:") && !stderr(&output).contains('<'), "{}", stderr(&output));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn arguments_that_are_not_utf8_are_one_line() {
+    use std::os::unix::ffi::OsStrExt;
+    let bad = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    let run = |flag: &str| {
+        let mut command = sayfa(&root("."));
+        command.args(["run", "-p", "hi", flag]).arg(bad).stdin(Stdio::null()).output().unwrap()
+    };
+    for flag in ["--system", "--stop", "--temp"] {
+        assert_refused(&run(flag), 2, &["'caf\u{fffd}' is not UTF-8", "see 'sayfa run --help'"]);
+    }
+}
+
+#[test]
+fn inspect_takes_the_file_without_a_flag() {
+    let by_flag = run(&["inspect", "--json", "-m", &micro("F32")]);
+    assert!(by_flag.status.success());
+    assert_eq!(run(&["inspect", "--json", &micro("F32")]).stdout, by_flag.stdout);
+    assert_refused(&run(&["inspect", "-m", &micro("F32"), &micro("F32")]), 2, &["cannot be used with"]);
+}
+
+#[test]
+fn errors_speak_no_jargon_and_have_an_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display().to_string();
+    for (file, words) in [(&*path, "directory"), ("no-such-file", "No such file")] {
+        let output = run(&["run", "-m", &micro("F32"), "-f", file]);
+        assert_refused(&output, 1, &[file, words]);
+        assert!(!stderr(&output).contains("os error"), "{}", stderr(&output));
+    }
+    // An architecture of three million letters.
+    let mut bytes = fs::read(micro("F32")).unwrap();
+    let key = b"general.architecture";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
+    let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+    bytes.splice(at + 8..at + 8 + length, std::iter::repeat_n(b'x', 3 << 20));
+    bytes[at..at + 8].copy_from_slice(&(3u64 << 20).to_le_bytes());
+    let file = folder.path().join("long.gguf");
+    fs::write(&file, bytes).unwrap();
+    let output = run(&["run", "-p", "a", "-m", &file.display().to_string()]);
+    assert_refused(&output, 1, &["xxx", "…"]);
+    assert!(stderr(&output).chars().count() <= 1001, "{}", stderr(&output).len());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn text_without_an_end_is_refused() {
+    let model = micro("F32");
+    assert_refused(&run(&["tokenize", "-m", &model, "-f", "/dev/zero"]), 1, &["-f /dev/zero", "256 MiB"]);
+    let mut command = sayfa(&root("."));
+    command.args(["tokenize", "-m", &model]).stdin(fs::File::open("/dev/zero").unwrap());
+    assert_refused(&command.output().unwrap(), 1, &["standard input", "256 MiB"]);
 }
 
 #[test]
@@ -191,25 +278,59 @@ fn help_and_version_go_to_standard_output_and_fit_80_columns() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_the_answer_keeps_what_was_made_and_exits_with_130() {
+fn signals_end_the_answer_keep_what_was_made_and_show_in_the_exit_code() {
     use rustix::process::{Pid, Signal, kill_process};
-    let mut child = sayfa(&root("."))
-        .args(["run", "-m", &micro("F32"), "--raw", "-p", "a", "--ignore-eos", "-c", "200000", "--json"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    std::thread::sleep(Duration::from_millis(700));
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let start = Instant::now();
-    let mut text = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(start.elapsed() < Duration::from_secs(2));
-    let answer: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(answer["finish_reason"], "interrupted");
-    assert!(!answer["text"].as_str().unwrap().is_empty());
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let mut child = sayfa(&root("."))
+            .args(["run", "-m", &micro("F32"), "--raw", "-p", "a", "--ignore-eos", "-c", "200000", "--json"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(700));
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let start = Instant::now();
+        let mut text = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert!(start.elapsed() < Duration::from_secs(2));
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(answer["finish_reason"], "interrupted");
+        assert!(!answer["text"].as_str().unwrap().is_empty());
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_outside_an_answer_ends_the_program_at_once() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        // It waits for the end of its standard input.
+        let mut child = sayfa(&root(".")).arg("tokenize").stdin(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn signals_that_the_starter_ignores_stay_ignored() {
+    let model = micro("F32");
+    let script = r#"trap '' HUP INT; "$0" "$@" & sleep 0.3; kill -HUP $!; kill -INT $!; wait $!"#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_sayfa"), "run", "-m", &model, "--raw", "-p", "a", "--json"]);
+    let output = command.args(["--ignore-eos", "-c", "200000", "-n", "3000"]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(json(&output)["finish_reason"], "length");
+}
+
+#[test]
+fn an_answer_cut_by_a_limit_says_so_where_notes_are_wanted() {
+    let args = ["run", "-m", &micro("F32"), "--raw", "-p", "a", "--ignore-eos", "-n", "1"];
+    assert_eq!(stderr(&run(&args)), "");
+    let said = stderr(&run(&[&args[..], &["-v"]].concat()));
+    assert!(said.ends_with("stopped after -n 1 token\n"), "{said}");
 }
 
 /// What a terminal would get from the program, until it ends with 0.
@@ -617,7 +738,7 @@ fn tokenize_takes_every_byte_and_needs_only_a_vocabulary() {
     assert_eq!(ids(&["--special", "-p", "<|eot_id|>"], b""), serde_json::json!([128000, 128009]));
     assert!(!ids(&["-p", "<|eot_id|>"], b"").as_array().unwrap().contains(&Value::from(128009)));
     let human = stdout(&run_with(&["tokenize", "-m", &model], b"Hello world"));
-    assert_eq!(human, "   9906  \"Hello\"\n   1917  \"Ġworld\"\n");
+    assert_eq!(human, "   9906  \"Hello\"\n   1917  \"Ġworld\"  is \" world\"\n");
 }
 
 #[test]

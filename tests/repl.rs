@@ -36,6 +36,20 @@ fn sayfa(home: &TempDir, args: &[&str]) -> Command {
     command
 }
 
+/// The same in a terminal that shows what is typed, as those of people do and the ones made for tests do not.
+fn echoing(sayfa: &Command) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"stty echo; "$@"; echo "ended with $?"; stty -a"#, "sh"]);
+    command.arg(sayfa.get_program()).args(sayfa.get_args());
+    for (name, value) in sayfa.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
 /// A chat in a pseudo-terminal.
 struct Chat {
     terminal: OsSession,
@@ -195,6 +209,126 @@ fn ctrl_c_stops_the_answer_and_keeps_the_conversation() {
     assert_eq!(after.len(), 4);
     chat.send(CTRL_D);
     assert_eq!(chat.exit_code(), 0);
+}
+
+#[test]
+fn ctrl_c_stops_the_reading_of_a_prompt_and_keeps_the_conversation() {
+    let mut chat = Chat::open(&["-c", "8192"]);
+    chat.ask("first");
+    let before = chat.messages();
+    chat.send(&format!("\x1b[200~{}\x1b[201~\r", "many words ".repeat(1500)));
+    chat.wait_for("reading");
+    let pressed = Instant::now();
+    chat.send(CTRL_C);
+    chat.wait_for("the message is taken back");
+    let waited = pressed.elapsed();
+    assert!(waited < Duration::from_millis(2000), "a step is short, but this took {waited:?}");
+    chat.wait_for(">>> ");
+    assert_eq!(chat.messages(), before);
+    chat.ask("second");
+    assert_eq!(chat.user_messages(), ["first", "second"]);
+}
+
+#[test]
+fn lines_of_a_paste_that_is_not_marked_are_messages_one_by_one() {
+    let mut chat = Chat::open(&[]);
+    chat.send("one\rtwo\rthree\r");
+    for _ in 0..3 {
+        chat.wait_for_answer();
+    }
+    assert_eq!(chat.user_messages(), ["one", "two", "three"]);
+}
+
+#[test]
+fn what_is_typed_during_an_answer_does_not_show_in_it_and_is_not_lost() {
+    let home = TempDir::new().unwrap();
+    let mut chat = Chat::open_at(home, &["-n", "60", "--ignore-eos"], |command| *command = echoing(command));
+    chat.send("Tell me a long story.\r");
+    chat.wait_for(Regex(r"story\.[^\n]*\n[^\n]*\w+ \w+ \w+"));
+    chat.send("typed ahead");
+    let answer = chat.wait_for(Regex(r"context \d+ of \d+\]"));
+    assert!(!answer.contains("typed"), "{answer}");
+    chat.wait_for("typed ahead");
+    chat.ask("");
+    assert_eq!(chat.user_messages(), ["Tell me a long story.", "typed ahead"]);
+}
+
+#[test]
+fn an_answer_that_was_stopped_says_why() {
+    let mut chat = Chat::open(&["-n", "8", "--ignore-eos"]);
+    assert!(chat.ask("hi").contains("[stopped after -n 8 tokens]"));
+    chat.command("/set n 900");
+    chat.send("Tell me a long story.\r");
+    chat.wait_for(Regex(r"story\.[^\n]*\n[^\n]*\w+ \w+ \w+"));
+    chat.send(CTRL_C);
+    assert!(chat.wait_for_answer().contains("[stopped]"));
+}
+
+#[test]
+fn two_slashes_send_a_message_that_starts_with_one() {
+    let mut chat = Chat::open(&[]);
+    assert!(chat.command("/etc/hosts").contains("or //etc/hosts to send it as a message"));
+    chat.ask("//etc/hosts");
+    assert_eq!(chat.user_messages(), ["/etc/hosts"]);
+}
+
+#[test]
+fn ctrl_d_gives_up_an_open_block_and_only_then_leaves() {
+    let mut chat = Chat::open(&[]);
+    for start in ["\"\"\"one", "one\\"] {
+        chat.unfinished(start);
+        chat.send(CTRL_D);
+        chat.wait_for("leaves");
+        chat.wait_for(">>> ");
+    }
+    assert!(chat.messages().is_empty());
+    chat.send(CTRL_D);
+    assert_eq!(chat.exit_code(), 0);
+}
+
+#[test]
+fn sigterm_and_sighup_end_the_chat_from_anywhere_and_leave_the_terminal_as_it_was() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129)] {
+        for busy in [false, true] {
+            let mut chat = Chat::open(&["-n", "900", "--ignore-eos"]);
+            if busy {
+                chat.send("Tell me a long story.\r");
+                chat.wait_for(Regex(r"story\.[^\n]*\n[^\n]*\w+ \w+ \w+"));
+            }
+            let pid = chat.terminal.get_process().pid().as_raw();
+            kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+            assert_eq!(chat.exit_code(), code);
+        }
+    }
+    let mut chat = Chat::open_at(TempDir::new().unwrap(), &[], |command| *command = echoing(command));
+    let shell = chat.terminal.get_process().pid().as_raw();
+    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap();
+    kill_process(Pid::from_raw(children.trim().parse().unwrap()).unwrap(), Signal::TERM).unwrap();
+    chat.wait_for("ended with 143");
+    let modes = chat.wait_for(Eof);
+    for mode in [" icanon", " echo ", " icrnl"] {
+        assert!(modes.contains(mode), "{mode} in {modes}");
+    }
+}
+
+#[test]
+fn without_a_history_nothing_is_written() {
+    let mut chat = Chat::open(&["--no-history"]);
+    chat.ask("first");
+    chat.send(UP);
+    chat.ask("");
+    assert_eq!(chat.user_messages(), ["first", "first"]);
+    assert!(!chat.home.path().join(".local").exists());
+}
+
+#[test]
+fn the_start_says_model_and_device_once() {
+    let chat = Chat::open(&["-c", "0"]);
+    assert_eq!(chat.opening.matches("SmolLM2").count(), 1, "{}", chat.opening);
+    assert_eq!(chat.opening.matches("context").count(), 0, "{}", chat.opening);
+    assert!(chat.opening.contains("thread") && chat.opening.contains("/? for help"), "{}", chat.opening);
+    assert!(chat.opening.lines().count() <= 3, "{}", chat.opening);
 }
 
 #[test]

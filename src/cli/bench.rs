@@ -12,7 +12,7 @@ use super::args::{KvTypeName, ModelArgs, Talk};
 use super::load::{self, Loaded};
 use super::machine;
 use super::terminal::{Interrupts, Terminal};
-use super::{Ended, Usage};
+use super::{Ended, Usage, counted};
 use crate::engine::SequenceId;
 use crate::kv::layout::KvType;
 use crate::tokenizer::TokenId;
@@ -106,18 +106,23 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     model.ctx_size = model.ctx_size.or(Some(needed));
     let mut loaded = load::load(&model, terminal)?;
     if needed > loaded.engine.context_tokens() {
-        bail!("the tests need {needed} tokens of context, -c gives {}", loaded.engine.context_tokens());
+        bail!(
+            "the tests need a context of {needed} tokens, and it has {}: give -c {needed}",
+            loaded.engine.context_tokens()
+        );
     }
     let read_bytes_per_second = machine::read_bandwidth(loaded.engine.info().threads);
     let interrupts = Interrupts::catch();
     let threads = loaded.engine.info().threads;
     if !args.json {
         let gigabytes = read_bytes_per_second / 1e9;
-        terminal.write_line(&format!("{}, {threads} threads, memory reads {gigabytes:.1} GB/s\n", loaded.name))?;
+        let threads = counted(threads, "thread");
+        terminal.write_line(&format!("{}, {threads}, memory reads {gigabytes:.1} GB/s\n", loaded.name))?;
         terminal.write_line("| test | KV | depth | tokens | tokens/s | MB/token | share of memory speed |")?;
         terminal.write_line("| --- | --- | ---: | ---: | ---: | ---: | ---: |")?;
     }
     let mut entries = Vec::new();
+    let mut highest_share = 0f64;
     for (i, &types) in kv_types(args).iter().enumerate() {
         if i > 0 {
             loaded.engine = loaded.engine_with(types)?;
@@ -127,6 +132,7 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
             let Some(measured) = measure(test, args, &mut loaded, read_bytes_per_second, &interrupts)? else {
                 return Ok(Ended::Interrupted);
             };
+            highest_share = highest_share.max(measured.bandwidth_share);
             if args.json {
                 entries.push(json!({
                     "name": test.kind.name(),
@@ -156,6 +162,11 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     if args.json {
         let report = json!({"read_bytes_per_second": read_bytes_per_second, "tests": entries});
         terminal.write_line(&report.to_string())?;
+    }
+    if highest_share > 1.0 {
+        terminal.warn(
+            "a share above 100 % of the memory's speed: the machine was busy while that was measured, so measure again",
+        );
     }
     Ok(Ended::Done)
 }

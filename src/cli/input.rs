@@ -60,8 +60,9 @@ impl InputArgs {
             let (bytes, name) = if file.as_os_str() == "-" {
                 (read_stdin()?, "standard input".to_string())
             } else {
-                let name = file.display().to_string();
-                (std::fs::read(file).with_context(|| format!("-f {name}: cannot be read"))?, format!("-f {name}"))
+                let name = format!("-f {}", file.display());
+                let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
+                (read_bounded(opened, &name)?, name)
             };
             pieces.push(self.text(bytes, &name, form, terminal)?);
         }
@@ -89,9 +90,20 @@ impl InputArgs {
     }
 }
 
+/// Most bytes of text that are read from one place: far beyond any context, and small beside the memory.
+pub const MOST_BYTES: u64 = 256 << 20;
+
 fn read_stdin() -> anyhow::Result<Vec<u8>> {
+    read_bounded(std::io::stdin(), "standard input")
+}
+
+/// A device or a program that never stops writing must not fill the memory.
+fn read_bounded(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    std::io::stdin().read_to_end(&mut bytes).context("standard input: cannot be read")?;
+    from.take(MOST_BYTES + 1).read_to_end(&mut bytes).with_context(|| format!("{name}: cannot be read"))?;
+    if bytes.len() as u64 > MOST_BYTES {
+        bail!("{name}: more than {} MiB of text, which is the most that is read: give less", MOST_BYTES >> 20);
+    }
     Ok(bytes)
 }
 

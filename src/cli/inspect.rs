@@ -24,6 +24,10 @@ pub struct InspectArgs {
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     model: Option<PathBuf>,
 
+    /// The same without -m
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    file: Option<PathBuf>,
+
     /// Print one JSON object {metadata, tensors, kv_bytes_per_token}
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -37,7 +41,7 @@ pub struct InspectArgs {
 }
 
 pub fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
-    let gguf = Gguf::open(&load::find_model(args.model.as_deref())?)?;
+    let gguf = Gguf::open(&load::find_model(args.model.as_deref().or(args.file.as_deref()))?)?;
     if args.json {
         terminal.write_line(&to_json(&gguf, args.full).to_string())?;
         return Ok(Ended::Done);

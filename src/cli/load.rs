@@ -102,7 +102,7 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
     // Before anything is allocated: a context that does not fit is refused at once.
     let Room { context_tokens, cache_tokens } = plan::room(args, (threads, sequences), &gguf, &model.config, terminal)?;
     let backend = cpu::open(model.clone(), &options)?;
-    terminal.info(&format!("{}: {}", path.display(), backend.info().device));
+    terminal.detail(&format!("{}: {}", path.display(), backend.info().device));
     let on_full = cache.on_full(context_tokens)?;
     // The vocabulary needs a core for a while, the weights the disk: both at once.
     let texts = std::thread::scope(|scope| {

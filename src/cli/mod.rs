@@ -13,13 +13,15 @@ mod perplexity;
 mod plan;
 mod run;
 mod session;
+pub mod signals;
 pub mod terminal;
 mod tokenize;
+mod usage;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use self::args::Talk;
 use self::terminal::Terminal;
@@ -28,7 +30,7 @@ use self::terminal::Terminal;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Done,
-    /// By Ctrl-C: exit code 130.
+    /// By Ctrl-C or another signal: exit code 128 and its number.
     Interrupted,
 }
 
@@ -45,7 +47,7 @@ pub struct Usage(pub String);
     max_term_width = 100,
     after_help = "Without a command: `run` if -p, -f or piped text gives a prompt, else `chat`.\n\
                   The answer goes to standard output, everything else to standard error.\n\
-                  Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted."
+                  Exit codes: 0 done, 1 failed, 2 usage, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -84,9 +86,29 @@ impl Command {
     }
 }
 
+/// What the program's arguments ask for.
+pub enum Asked {
+    Work(Box<Command>),
+    /// --help or --version
+    Help(clap::Error),
+}
+
+impl Asked {
+    pub fn talk(&self) -> Talk {
+        match self {
+            Asked::Work(command) => command.talk(),
+            Asked::Help(_) => Talk::default(),
+        }
+    }
+}
+
 /// Parses the program's arguments.
-pub fn parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
-    parse_for(args, std::io::stdin().is_terminal())
+pub fn parse(args: Vec<OsString>) -> anyhow::Result<Asked> {
+    match parse_for(args.clone(), std::io::stdin().is_terminal()) {
+        Ok(command) => Ok(Asked::Work(Box::new(command))),
+        Err(error) if !error.use_stderr() => Ok(Asked::Help(error)),
+        Err(error) => Err(Usage(usage::sentence(&error, &args, &Cli::command())).into()),
+    }
 }
 
 /// Without a subcommand the flags are those of `run` if there is something to read, else those of `chat`.
@@ -109,8 +131,12 @@ fn parse_for(args: Vec<OsString>, stdin_is_terminal: bool) -> Result<Command, cl
     }
 }
 
-pub fn run(command: Command, terminal: &mut Terminal) -> anyhow::Result<Ended> {
-    terminal::install_interrupt_handler()?;
+pub fn run(asked: Asked, terminal: &mut Terminal) -> anyhow::Result<Ended> {
+    let command = match asked {
+        Asked::Work(command) => *command,
+        Asked::Help(help) => return terminal.write_help(&help).map(|()| Ended::Done),
+    };
+    signals::install()?;
     match command {
         Command::Chat(args) => chat::chat(&args, terminal),
         Command::Run(args) => run::run(&args, terminal),
@@ -120,6 +146,11 @@ pub fn run(command: Command, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         Command::Perplexity(args) => perplexity::perplexity(&args, terminal),
         Command::Bench(args) => bench::bench(&args, terminal),
     }
+}
+
+/// `1 token`, `2 tokens`.
+pub fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -133,7 +164,6 @@ mod tests {
 
     #[test]
     fn the_flags_are_sound() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 

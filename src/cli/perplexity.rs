@@ -11,7 +11,7 @@ use super::compare_kv;
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded};
 use super::terminal::{Interrupts, Terminal};
-use super::{Ended, Usage};
+use super::{Ended, Usage, counted};
 use crate::engine;
 use crate::kv::layout::KvType;
 use crate::tokenizer::{Special, TokenId};
@@ -46,7 +46,7 @@ pub fn perplexity(args: &PerplexityArgs, terminal: &mut Terminal) -> anyhow::Res
     let mut loaded = load::load(&model, terminal)?;
     let tokens = loaded.texts.tokenizer.encode_with_bos(&text, Special::AsText)?;
     if tokens.len() < 2 {
-        bail!("the text has {} tokens: it takes two to predict one from the other", tokens.len());
+        bail!("the text has {}: it takes two to predict one from the other", counted(tokens.len(), "token"));
     }
     if args.compare_kv {
         return compare_kv::compare(&tokens, &loaded, args.json, terminal);
@@ -62,8 +62,10 @@ pub fn perplexity(args: &PerplexityArgs, terminal: &mut Terminal) -> anyhow::Res
     } else {
         let windows = nll.len().div_ceil(window_tokens);
         let split = if windows > 1 { format!(", in {windows} windows of {window_tokens}") } else { String::new() };
-        terminal
-            .write_line(&format!("perplexity {ppl:.4} (mean nll {mean_nll:.6}) over {} tokens{split}", nll.len()))?;
+        terminal.write_line(&format!(
+            "perplexity {ppl:.4} (mean nll {mean_nll:.6}) over {}{split}",
+            counted(nll.len(), "token")
+        ))?;
     }
     Ok(Ended::Done)
 }

@@ -12,7 +12,7 @@ use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
 use super::session::{self, SessionArgs};
 use super::terminal::{Interrupts, Terminal};
-use super::{Ended, Usage};
+use super::{Ended, Usage, counted};
 use crate::engine::SequenceId;
 use crate::generation::{self, Completion, Event, FinishReason, Request};
 use crate::sampler::{Params, Sampler};
@@ -86,8 +86,9 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let needed = if loaded.engine.evictable_tokens().is_none() { asked + 1 } else { asked };
     if needed > context_tokens {
         bail!(
-            "the prompt has {asked} tokens, which leaves no room for an answer in a context of {context_tokens}: \
+            "the prompt has {}, which leaves no room for an answer in a context of {context_tokens}: \
              shorten it, or raise -c (the model was trained for {})",
+            counted(asked, "token"),
             loaded.config.context_tokens
         );
     }
@@ -128,6 +129,8 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         terminal.flush()?;
         if completion.context_full {
             warn_full(args, context_tokens, terminal);
+        } else if completion.finish_reason == FinishReason::Length {
+            terminal.info(&format!("stopped after -n {}", counted(completion.ids.len(), "token")));
         }
         let was_interrupted = completion.finish_reason == FinishReason::Interrupted;
         answers.push(Answer { completion, seed: sampler.seed() });
@@ -282,14 +285,14 @@ impl Answer {
 
 fn stats(loaded: &Loaded, completion: &Completion, seed: u64) -> String {
     format!(
-        "load {:.2} s; prompt {} tokens ({} cached) in {:.2} s, {:.1} tokens/s; answer {} tokens in {:.2} s, {:.1} tokens/s; \
+        "load {:.2} s; prompt {} ({} cached) in {:.2} s, {:.1} tokens/s; answer {} in {:.2} s, {:.1} tokens/s; \
          seed {seed}",
         loaded.load_seconds,
-        completion.prompt_tokens,
+        counted(completion.prompt_tokens, "token"),
         completion.cached_tokens,
         completion.prefill_seconds,
         completion.prefill_tokens_per_second(),
-        completion.ids.len(),
+        counted(completion.ids.len(), "token"),
         completion.decode_seconds,
         completion.decode_tokens_per_second(),
     )

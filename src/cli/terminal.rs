@@ -1,14 +1,13 @@
-//! The only writer: standard output is the product, standard error is talk. Also asks whether they are terminals, and
-//! catches Ctrl-C.
+//! The only writer: standard output is the product, standard error is talk. Also asks whether they are terminals.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::args::Talk;
+pub use super::signals::Interrupts;
 
 /// The reader of standard output went away: the program ends quietly.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +59,11 @@ impl Terminal {
         self.write_text("\n")
     }
 
+    /// Help or the version, with bold headings where they can be shown.
+    pub fn write_help(&mut self, help: &clap::Error) -> anyhow::Result<()> {
+        written(help.print())
+    }
+
     /// Hands on what is still held back. An answer is only done when this went well.
     pub fn flush(&mut self) -> anyhow::Result<()> {
         written(io::stdout().flush())
@@ -68,6 +72,13 @@ impl Terminal {
     /// A note: on a terminal, or with -v.
     pub fn info(&self, text: &str) {
         if self.talk.verbose || (self.stderr_is_terminal && !self.talk.quiet) {
+            self.talk(text);
+        }
+    }
+
+    /// A note that only -v asks for.
+    pub fn detail(&self, text: &str) {
+        if self.talk.verbose {
             self.talk(text);
         }
     }
@@ -83,11 +94,11 @@ impl Terminal {
     }
 
     pub fn warn(&self, text: &str) {
-        self.talk(&format!("sayfa: warning: {text}"));
+        self.talk(&complaint(&format!("sayfa: warning: {text}")));
     }
 
     pub fn error(&self, text: &str) {
-        self.talk(&format!("sayfa: {text}"));
+        self.talk(&complaint(&format!("sayfa: {text}")));
     }
 
     /// One line on standard error, whatever the text holds; asked-for reports such as --stats use it directly.
@@ -140,47 +151,28 @@ impl Drop for Progress {
     }
 }
 
-static CATCHING: AtomicBool = AtomicBool::new(false);
-static CAUGHT: AtomicBool = AtomicBool::new(false);
-
-/// Prepares for Ctrl-C (and SIGTERM): while an `Interrupts` lives the first one only sets a flag, otherwise, and the
-/// second time, the program ends with 130.
-pub fn install_interrupt_handler() -> anyhow::Result<()> {
-    ctrlc::set_handler(|| {
-        if !CATCHING.load(Ordering::SeqCst) || CAUGHT.swap(true, Ordering::SeqCst) {
-            std::process::exit(130);
-        }
-    })?;
-    Ok(())
-}
-
-/// While this lives, Ctrl-C is noted instead of ending the program.
-pub struct Interrupts(());
-
-impl Interrupts {
-    pub fn catch() -> Interrupts {
-        CAUGHT.store(false, Ordering::SeqCst);
-        CATCHING.store(true, Ordering::SeqCst);
-        Interrupts(())
-    }
-
-    pub fn pending(&self) -> bool {
-        CAUGHT.load(Ordering::SeqCst)
-    }
-}
-
-impl Drop for Interrupts {
-    fn drop(&mut self) {
-        CATCHING.store(false, Ordering::SeqCst);
-    }
-}
-
 fn written(result: io::Result<()>) -> anyhow::Result<()> {
     match result {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ClosedPipe.into()),
         Err(error) => Err(anyhow::anyhow!("cannot write to standard output: {error}")),
     }
+}
+
+/// Most characters of an error or a warning: it may quote a name from a file, and that can have megabytes.
+const COMPLAINT_CHARS: usize = 1000;
+
+/// A sentence as people should get it: without the system's error numbers, and cut in the middle if it is endless.
+fn complaint(text: &str) -> String {
+    let mut parts = text.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_string();
+    let text = parts.fold(first, |text, part| text + part.split_once(')').map_or(part, |(_, rest)| rest));
+    let count = text.chars().count();
+    if count <= COMPLAINT_CHARS {
+        return text;
+    }
+    let half = COMPLAINT_CHARS / 2;
+    text.chars().take(half).chain(['…']).chain(text.chars().skip(count - half + 1)).collect()
 }
 
 /// Model text could hold escape sequences that move the cursor or retitle the window.
@@ -197,6 +189,15 @@ mod tests {
     fn only_newline_and_tab_survive_of_the_control_characters() {
         assert_eq!(strip_controls("a\x1b[31mb\r\n\tc\u{9b}1m\x07é"), "a[31mb\n\tc1mé");
         assert!(matches!(strip_controls("plain\n"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn complaints_have_no_error_numbers_and_an_end() {
+        assert_eq!(complaint("a: cannot be read: Is a directory (os error 21)"), "a: cannot be read: Is a directory");
+        assert_eq!(complaint("a (os error 2) b (os error 13): c"), "a b: c");
+        let long = complaint(&format!("start {} end", "é".repeat(3_000_000)));
+        assert_eq!(long.chars().count(), COMPLAINT_CHARS);
+        assert!(long.starts_with("start éé") && long.ends_with("éé end") && long.contains("é…é"), "{long}");
     }
 
     #[test]

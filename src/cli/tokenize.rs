@@ -56,7 +56,10 @@ pub fn tokenize(args: &TokenizeArgs, terminal: &mut Terminal) -> anyhow::Result<
         terminal.write_line(&json!({"ids": ids, "pieces": pieces}).to_string())?;
     } else {
         for &id in &ids {
-            terminal.write_line(&format!("{id:>7}  {:?}", tokenizer.piece(id)))?;
+            let (piece, text) = (tokenizer.piece(id), String::from_utf8_lossy(tokenizer.bytes(id)));
+            // What the vocabulary calls a piece is not always what it stands for.
+            let stands_for = if text.is_empty() || text == piece { String::new() } else { format!("  is {text:?}") };
+            terminal.write_line(&format!("{id:>7}  {piece:?}{stands_for}"))?;
         }
     }
     Ok(Ended::Done)

@@ -42,7 +42,7 @@ fn cannot_open(path: &Path, error: &io::Error) -> Error {
 
 /// The sentence for a file that does not start with GGUF's magic.
 pub(super) fn not_gguf(bytes: &[u8]) -> String {
-    let start = bytes.trim_ascii_start();
+    let start = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes).trim_ascii_start();
     let is = |prefix: &[u8]| bytes.starts_with(prefix);
     let what = if b"GGUF".starts_with(bytes) {
         return format!(
@@ -80,10 +80,11 @@ mod tests {
 
     #[test]
     fn names_the_usual_suspects() {
-        let cases: [(&[u8], &str); 12] = [
+        let cases: [(&[u8], &str); 13] = [
             (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS"),
             (b"<!DOCTYPE html><html>", "web page"),
             (b"\n  <html>", "web page"),
+            (b"\xef\xbb\xbf<html>", "web page"),
             (b"\x40\0\0\0\0\0\0\0{\"__metadata__\":{}}", "safetensors"),
             (b"{\"error\":\"not found\"}", "JSON"),
             (b"tjgg\x03\0\0\0", "old GGML"),

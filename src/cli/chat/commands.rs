@@ -7,6 +7,7 @@ use anyhow::bail;
 use super::kv::draw;
 use super::session::Session;
 use super::settings;
+use crate::cli::counted;
 use crate::cli::machine::mib;
 use crate::cli::terminal::Terminal;
 use crate::template::{Message, Role};
@@ -59,7 +60,10 @@ const SHOWABLE: &[&str] = &["info", "messages", "parameters", "system", "ids"];
 pub fn run(line: &str, session: &mut Session, terminal: &mut Terminal) -> anyhow::Result<Flow> {
     match find(line) {
         Some((command, rest)) => (command.run)(session, rest, terminal),
-        None => bail!("Unknown command '{}'. Type /? for help", line.split_whitespace().next().unwrap_or("/")),
+        None => {
+            let word = line.split_whitespace().next().unwrap_or("/");
+            bail!("Unknown command '{word}'. Type /? for help, or /{word} to send it as a message")
+        }
     }
 }
 
@@ -91,6 +95,7 @@ fn help(_: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Result<Flo
         terminal.talk(&format!("{usage:<22} {}", command.help));
     }
     terminal.talk(r#"A message of several lines: between """ and """, with \ at the end of a line, or pasted."#);
+    terminal.talk("A message that starts with a slash: write two, as in //etc/hosts.");
     terminal.talk("Ctrl-C stops an answer, Ctrl-D on an empty line leaves.");
     Ok(Flow::Stay)
 }
@@ -214,8 +219,8 @@ fn stats(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Res
             last.prefill_tokens_per_second()
         ));
         terminal.talk(&format!(
-            "answer   {} tokens, {:.2} s, {:.1} tokens/s",
-            last.ids.len(),
+            "answer   {}, {:.2} s, {:.1} tokens/s",
+            counted(last.ids.len(), "token"),
             last.decode_seconds,
             last.decode_tokens_per_second()
         ));

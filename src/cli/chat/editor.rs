@@ -27,16 +27,17 @@ pub enum Line {
 
 pub struct LineEditor {
     editor: Editor<CommandCompleter, DefaultHistory>,
-    /// `None` once it cannot be used: one warning is enough.
+    /// `None` where it is not wanted, and once it cannot be used: one warning is enough.
     history: Option<PathBuf>,
 }
 
 impl LineEditor {
-    pub fn open(terminal: &Terminal) -> anyhow::Result<LineEditor> {
+    pub fn open(keep_history: bool, terminal: &Terminal) -> anyhow::Result<LineEditor> {
         // Standard output is for answers: if it goes elsewhere, the prompt must not follow.
         let behavior = if terminal.stdout_is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
         let config = Config::builder().behavior(behavior).history_ignore_space(true).build();
-        let mut editor = LineEditor { editor: Editor::with_config(config)?, history: history_path() };
+        let history = history_path().filter(|_| keep_history);
+        let mut editor = LineEditor { editor: Editor::with_config(config)?, history };
         editor.editor.set_helper(Some(CommandCompleter));
         editor.load_history(terminal);
         Ok(editor)

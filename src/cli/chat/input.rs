@@ -1,15 +1,16 @@
 //! What the user says next: lines from an editor on a terminal, or from a pipe, joined to messages.
 
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 
 use anyhow::Context;
 
 use super::editor::{Line, LineEditor};
+use crate::cli::input::MOST_BYTES;
 use crate::cli::terminal::Terminal;
 
 pub enum Input {
     Message(String),
-    /// Ctrl-C at the prompt: what was typed is gone.
+    /// Ctrl-C at the prompt, or Ctrl-D within a block: what was typed is gone.
     Interrupted,
     End,
 }
@@ -28,9 +29,9 @@ enum Source {
 }
 
 impl Reader {
-    pub fn open(strict_utf8: bool, terminal: &Terminal) -> anyhow::Result<Reader> {
+    pub fn open(strict_utf8: bool, keep_history: bool, terminal: &Terminal) -> anyhow::Result<Reader> {
         let source = if terminal.stdin_is_terminal() {
-            Source::Editor(Box::new(LineEditor::open(terminal)?))
+            Source::Editor(Box::new(LineEditor::open(keep_history, terminal)?))
         } else {
             Source::Pipe
         };
@@ -48,8 +49,9 @@ impl Reader {
             match line {
                 Line::Text(line) => draft.push(&line),
                 Line::Interrupted => return Ok(Input::Interrupted),
-                // A block that the end of the input cuts off is still a message, but Ctrl-D is not its Enter.
-                Line::End if draft.is_empty() || matches!(self.source, Source::Editor(_)) => return Ok(Input::End),
+                Line::End if draft.is_empty() => return Ok(Input::End),
+                // A block that the end of the input cuts off is still a message, but Ctrl-D only gives it up.
+                Line::End if matches!(self.source, Source::Editor(_)) => return Ok(Input::Interrupted),
                 Line::End => draft.close(),
             }
             if !draft.is_complete() {
@@ -67,10 +69,14 @@ impl Reader {
 
     fn read_pipe(&mut self, terminal: &Terminal) -> anyhow::Result<Line> {
         let mut bytes = Vec::new();
-        if io::stdin().lock().read_until(b'\n', &mut bytes).context("cannot read standard input")? == 0 {
+        let mut bounded = io::stdin().lock().take(MOST_BYTES + 1);
+        if bounded.read_until(b'\n', &mut bytes).context("cannot read standard input")? == 0 {
             return Ok(Line::End);
         }
         self.lines += 1;
+        if bytes.len() as u64 > MOST_BYTES {
+            anyhow::bail!("line {} of standard input has more than {} MiB", self.lines, MOST_BYTES >> 20);
+        }
         if bytes.ends_with(b"\n") {
             bytes.pop();
         }

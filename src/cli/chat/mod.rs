@@ -18,6 +18,7 @@ use self::session::{OutputLost, Session};
 use super::Ended;
 use super::args::{CacheArgs, GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
 use super::session::SessionArgs;
+use super::signals;
 use super::terminal::Terminal;
 
 #[derive(Debug, Args)]
@@ -33,6 +34,11 @@ pub struct ChatArgs {
     #[arg(long, help_heading = "Prompt")]
     pub strict_utf8: bool,
 
+    /// Neither read nor write the history of messages in $XDG_STATE_HOME/sayfa/history or
+    /// ~/.local/state/sayfa/history; without this flag each message you type is kept there, for you alone
+    #[arg(long, help_heading = "Prompt")]
+    pub no_history: bool,
+
     #[command(flatten)]
     pub generation: GenerationArgs,
     #[command(flatten)]
@@ -45,17 +51,20 @@ pub struct ChatArgs {
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     args.session.check_place()?;
+    if terminal.stdin_is_terminal() {
+        signals::keep_terminal();
+    }
     let loaded = super::load::load_with(&args.model, &args.cache, 1, terminal)?;
     if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
     let mut session = Session::new(loaded, args)?;
     session.resume(args, terminal)?;
-    let mut reader = Reader::open(args.strict_utf8, terminal)?;
+    let mut reader = Reader::open(args.strict_utf8, !args.no_history, terminal)?;
     terminal.info(&format!(
-        "{}, context of {} tokens. /? for help, Ctrl-D leaves.",
+        "{} on {}. /? for help, Ctrl-D leaves.",
         session.loaded.name,
-        session.loaded.engine.context_tokens()
+        session.loaded.engine.info().device
     ));
     let mut warned = false;
     loop {
@@ -82,11 +91,14 @@ fn talk(session: &mut Session, reader: &mut Reader, terminal: &mut Terminal) -> 
             }
             Input::End => break,
         };
-        let outcome = if message.starts_with('/') {
-            commands::run(&message, session, terminal)
-        } else {
-            session.say(message, terminal).map(|()| Flow::Stay)
+        let outcome = match message.strip_prefix('/') {
+            Some(text) if text.starts_with('/') => session.say(text.to_string(), terminal).map(|()| Flow::Stay),
+            Some(_) => commands::run(&message, session, terminal),
+            None => session.say(message, terminal).map(|()| Flow::Stay),
         };
+        if signals::end_is_wanted() {
+            return Ok(Ended::Interrupted);
+        }
         match outcome.map_err(|error| error.downcast::<OutputLost>()) {
             Ok(_) if session.is_to_end() => return Ok(Ended::Interrupted),
             Ok(Flow::Stay) => {}

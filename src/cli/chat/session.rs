@@ -9,8 +9,10 @@ use super::branches::{self, Branch};
 use super::saved::Saving;
 use super::settings::Settings;
 use crate::cli::args::CacheArgs;
+use crate::cli::counted;
 use crate::cli::load::Loaded;
 use crate::cli::notices::Notices;
+use crate::cli::signals;
 use crate::cli::terminal::{Interrupts, Terminal};
 use crate::engine::{OnFull, SequenceId};
 use crate::generation::{self, Completion, Event, FinishReason, Request};
@@ -162,10 +164,17 @@ impl Session {
                 completion.ids.len()
             ));
         }
+        match completion.finish_reason {
+            FinishReason::Interrupted => terminal.status("[stopped]"),
+            FinishReason::Length if !completion.context_full => {
+                terminal.status(&format!("[stopped after -n {}]", counted(completion.ids.len(), "token")));
+            }
+            FinishReason::Length | FinishReason::Stop => {}
+        }
         if self.verbose {
             terminal.status(&format!(
-                "[{} tokens, {:.1} tokens/s, context {} of {context_tokens}]",
-                completion.ids.len(),
+                "[{}, {:.1} tokens/s, context {} of {context_tokens}]",
+                counted(completion.ids.len(), "token"),
                 completion.decode_tokens_per_second(),
                 self.context_used()
             ));
@@ -222,6 +231,7 @@ impl Session {
     fn stream(&mut self, prompt: &[TokenId], terminal: &mut Terminal) -> anyhow::Result<Completion> {
         // In a script Ctrl-C ends the program as everywhere, unless there is something to save before.
         let interrupts = (terminal.stdin_is_terminal() || self.saving.is_wanted).then(Interrupts::catch);
+        let _silence = terminal.stdin_is_terminal().then(signals::without_echo);
         let stop = self.settings.generation.stops();
         let room = self.loaded.engine.context_tokens().saturating_sub(prompt.len());
         let request = Request { prompt, max_tokens: self.settings.generation.max_tokens_within(room), stop: &stop };

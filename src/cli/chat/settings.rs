@@ -6,6 +6,7 @@ use anyhow::{bail, ensure};
 use clap::Parser;
 
 use crate::cli::args::{GenerationArgs, SamplingArgs};
+use crate::cli::usage::expected;
 
 #[derive(Clone, Debug, Parser)]
 #[command(no_binary_name = true)]
@@ -44,15 +45,15 @@ const PARAMETERS: &[Parameter] = &[
     parameter!(["repeat_last_n"], "--repeat-last-n", sampling.repeat_last_n),
     parameter!(["presence_penalty"], "--presence-penalty", sampling.presence_penalty),
     parameter!(["frequency_penalty"], "--frequency-penalty", sampling.frequency_penalty),
-    parameter!(["num_predict", "predict"], "--predict", generation.predict),
+    parameter!(["num_predict", "predict", "n"], "--predict", generation.predict),
     Parameter {
-        names: &["seed"],
+        names: &["seed", "s"],
         flag: "--seed",
         show: |settings| settings.sampling.seed.0.map_or("-1".to_string(), |seed| seed.to_string()),
         copy: |to, from| to.sampling.seed = from.sampling.seed,
     },
     Parameter {
-        names: &["stop"],
+        names: &["stop", "r", "reverse_prompt"],
         flag: "--stop",
         show: |settings| format!("{:?}", settings.generation.stops()),
         copy: |to, from| to.generation.stop = from.generation.stop,
@@ -62,15 +63,20 @@ const PARAMETERS: &[Parameter] = &[
 impl Settings {
     /// Changes one parameter. The error names it and says what it takes.
     pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<()> {
-        let Some(parameter) = PARAMETERS.iter().find(|parameter| parameter.names.contains(&name)) else {
+        // The flags' own names do as well: n, top-p, --top-p.
+        let plain = name.trim_start_matches('-').replace('-', "_");
+        let Some(parameter) = PARAMETERS.iter().find(|parameter| parameter.names.contains(&plain.as_str())) else {
             bail!("no parameter '{name}': there are {}", names().join(", "));
         };
         ensure!(!value.is_empty(), "{name} needs a value; it is {}", (parameter.show)(self));
         // `""` is how a person writes nothing: no stop string.
-        let value = if value == r#""""# { "" } else { value };
+        if parameter.flag == "--stop" && value == r#""""# {
+            self.generation.stop.clear();
+            return Ok(());
+        }
         let parsed = Settings::try_parse_from([format!("{}={value}", parameter.flag)]);
         let parsed = parsed.map_err(|error| match error.source() {
-            Some(source) => anyhow::anyhow!("{name}: '{value}' is {source}"),
+            Some(source) => anyhow::anyhow!("{name}: '{value}' is not {}", expected(&source.to_string())),
             None => anyhow::anyhow!("{name}: '{value}' is not a value for it"),
         })?;
         (parameter.copy)(self, parsed);
@@ -120,6 +126,17 @@ mod tests {
     }
 
     #[test]
+    fn the_names_of_the_flags_do_too() {
+        let mut settings = settings();
+        for (name, value) in [("n", "7"), ("--top-p", "0.5"), ("min-p", "0.25"), ("-s", "3")] {
+            settings.set(name, value).unwrap();
+        }
+        let sampling = &settings.sampling;
+        assert_eq!((settings.generation.predict, sampling.top_p, sampling.min_p), (7, 0.5, 0.25));
+        assert_eq!(sampling.seed.0, Some(3));
+    }
+
+    #[test]
     fn a_stop_string_may_hold_spaces_and_be_taken_away() {
         let mut settings = settings();
         settings.set("stop", "--the end").unwrap();
@@ -134,7 +151,8 @@ mod tests {
         assert_eq!(error("top_p", "7"), "top_p: '7' is not a number from 0 to 1");
         assert_eq!(error("seed", "x"), "seed: 'x' is not a whole number from -1 to 2^64 - 1");
         assert_eq!(error("temp", ""), "temp needs a value; it is 0.8");
-        assert!(error("top_k", "many").starts_with("top_k: 'many' is "));
+        assert_eq!(error("top_k", "many"), "top_k: 'many' is not a whole number");
+        assert_eq!(error("n", "-5"), "n: '-5' is not a whole number from -2 to 2147483648");
         assert!(error("num_ctx", "4").starts_with("no parameter 'num_ctx': there are temperature, top_k"));
     }
 }
