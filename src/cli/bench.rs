@@ -165,7 +165,8 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     }
     if highest_share > 1.0 {
         terminal.warn(
-            "a share above 100 % of the memory's speed: the machine was busy while that was measured, so measure again",
+            "a share above 100 % of the memory's speed: the machine was busy while that was measured, or the model fits \
+             into the processor's cache",
         );
     }
     Ok(Ended::Done)
