@@ -1,10 +1,9 @@
 //! The KV cache through the engine, on the CPU: whatever is shared, forked, cut, dropped or forgotten, no bit of a logit
 //! differs from those of an engine that computed everything itself. For keys and values in f16, f32 and int8.
 
-#[allow(dead_code)] // each test file uses a part of it
 #[path = "support/gguf_writer.rs"]
 mod gguf_writer;
-#[allow(dead_code)]
+#[allow(dead_code)] // each test file uses a part of it
 #[path = "support/models.rs"]
 mod models;
 #[path = "support/rewrite.rs"]
@@ -224,8 +223,8 @@ fn contexts_of_any_size_fill_to_the_last_token() {
             let mut engine = engine(&model, kv_type, context_tokens, 0, OnFull::Stop);
             let id = engine.new_sequence();
             prefill(&mut engine, id, &tokens[..context_tokens.div_ceil(2)]);
-            for i in context_tokens.div_ceil(2)..context_tokens {
-                engine.decode(id, tokens[i]).expect("it is not full yet");
+            for &token in &tokens[context_tokens.div_ceil(2)..context_tokens] {
+                engine.decode(id, token).expect("it is not full yet");
             }
             assert!(bits(engine.logits()) == bits(&want[context_tokens - 1]), "-c {context_tokens}, {kv_type:?}");
             let full = engine.decode(id, 1).unwrap_err().to_string();

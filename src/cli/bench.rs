@@ -103,7 +103,6 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     if let Some(&first) = args.kv_types.first() {
         model.kv_type = first;
     }
-    model.ctx_size = model.ctx_size.or(Some(needed));
     let mut loaded = load::load(&model, terminal)?;
     if needed > loaded.engine.context_tokens() {
         bail!(

@@ -257,7 +257,8 @@ impl Engine {
         let common = held.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(prompt.len() - 1);
         let goes_on = common == held.len();
         let fits = prompt.len() <= self.context_tokens();
-        if !fits && !(goes_on && self.options.on_full != OnFull::Stop) {
+        let may_evict = goes_on && self.options.on_full != OnFull::Stop;
+        if !fits && !may_evict {
             return Err(Error::ContextFull { wanted: prompt.len(), context_tokens: self.context_tokens() });
         }
         // what fits whole is computed whole, rather than behind a gap
@@ -430,7 +431,7 @@ mod tests {
         computed: Vec<(TokenId, usize)>,
         /// (block, offset) -> (token, position)
         memory: HashMap<(u32, usize), (TokenId, usize)>,
-        read: Arc<Mutex<Vec<Vec<(TokenId, usize)>>>>,
+        read: Reads,
     }
 
     type Reads = Arc<Mutex<Vec<Vec<(TokenId, usize)>>>>;

@@ -123,7 +123,9 @@ impl KvCache {
                     fresh.push(allocated.block);
                 }
                 Err(out) => {
-                    fresh.into_iter().rev().for_each(|block| drop(self.pool.release(block)));
+                    for block in fresh.into_iter().rev() {
+                        self.pool.release(block);
+                    }
                     return Err(out);
                 }
             }

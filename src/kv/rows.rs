@@ -26,6 +26,7 @@ pub fn encode(kv_type: KvType, row: &[f32], stored: &mut [u8], scale: &mut [u8])
                 *bytes = f16::from_f32(*x).to_le_bytes();
             }
         }
+        #[expect(clippy::manual_clamp, reason = "max and min send NaN to a bound, as their SIMD forms do")]
         KvType::Int8 => {
             // compared as bits: for magnitudes the order of the bits is the order of the values, and NaN is above all
             let max = row.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0);

@@ -141,6 +141,7 @@ pub fn scale_of(max: f32) -> (f32, f32) {
 }
 
 /// Clamp, then round to nearest even. `max` and `min` send NaN to the lower bound, as their SIMD forms do.
+#[expect(clippy::manual_clamp, reason = "clamp would let NaN through")]
 pub fn round_to_level(v: f32) -> i8 {
     v.max(-LEVELS).min(LEVELS).round_ties_even() as i8
 }

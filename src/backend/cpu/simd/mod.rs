@@ -95,10 +95,13 @@ pub(super) struct Kernels {
     /// A head of q -> int8 with one scale, which is returned.
     pub quantize_head: fn(head: &[f32], q: &mut [i8]) -> f32,
     /// out[i] = (q . k_rows[i] as integers) * (q_scale * k_scales[i]); as many as `out` holds.
-    pub scores_int8: fn(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut [f32]),
+    pub scores_int8: ScoresInt8,
     /// o += (p[i] * v_scales[i]) * v_rows[i], in token order.
-    pub accumulate_int8: fn(p: &[f32], v_rows: &[u8], v_scales: &[u8], o: &mut [f32]),
+    pub accumulate_int8: AccumulateInt8,
 }
+
+type ScoresInt8 = fn(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut [f32]);
+type AccumulateInt8 = fn(p: &[f32], v_rows: &[u8], v_scales: &[u8], o: &mut [f32]);
 
 /// Rows of a float matrix, each turned into f32 once for all tokens.
 fn float_rows(

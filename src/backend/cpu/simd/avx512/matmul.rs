@@ -329,11 +329,11 @@ impl Panel {
         for (i, g) in groups.enumerate() {
             let (q, quads, scales) = (&self.q[i], x.q(g).as_ptr().cast::<i32>(), &self.scales[i]);
             let half = |h: usize, mut s: [__m512i; N]| {
-                for k in 4 * h..4 * h + 4 {
+                for (k, &w) in q.iter().enumerate().skip(4 * h).take(4) {
                     for (t, s) in s.iter_mut().enumerate() {
                         // SAFETY: four bytes of token `t` of the 8 x N quads of group `g`.
                         let x4 = unsafe { quads.add(k * N + t).read_unaligned() };
-                        *s = _mm512_dpbusd_epi32(*s, q[k], _mm512_set1_epi32(x4));
+                        *s = _mm512_dpbusd_epi32(*s, w, _mm512_set1_epi32(x4));
                     }
                 }
                 s
