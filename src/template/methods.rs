@@ -126,10 +126,12 @@ fn split(state: &State, text: &str, from_the_end: bool, arguments: &[Value]) -> 
         return Err(invalid("empty separator"));
     }
     let mut parts: Vec<&str> = Vec::new();
-    let mut rest = text;
-    if separator.is_none() {
-        rest = rest.trim_matches(is_space);
-    }
+    // Without a separator, parts are words; the side that is not reached keeps its space.
+    let mut rest = match (separator, from_the_end) {
+        (Some(_), _) => text,
+        (None, false) => text.trim_start_matches(is_space),
+        (None, true) => text.trim_end_matches(is_space),
+    };
     while parts.len() < most {
         let cut = match (separator, from_the_end) {
             (Some(separator), false) => rest.split_once(separator),
@@ -143,12 +145,8 @@ fn split(state: &State, text: &str, from_the_end: bool, arguments: &[Value]) -> 
         parts.push(part);
         rest = remaining;
     }
-    // Without a separator, parts are words; what is left after the last split keeps its inner space but not the outer.
-    match (separator, most) {
-        (None, _) if rest.is_empty() => {}
-        (None, 0) if !from_the_end => parts.push(text.trim_start_matches(is_space)),
-        (None, 0) => parts.push(text.trim_end_matches(is_space)),
-        _ => parts.push(rest),
+    if separator.is_some() || !rest.is_empty() {
+        parts.push(rest);
     }
     if from_the_end {
         parts.reverse();
@@ -231,7 +229,9 @@ fn in_case(text: &str, method: &str) -> String {
                 written.extend(capitals.flat_map(char::to_lowercase));
             }
             (true, _) => written.extend(c.to_uppercase()),
-            (false, "casefold") if c == 'ß' => written.push_str("ss"),
+            (false, "casefold") if c.to_uppercase().count() > 1 => {
+                written.extend(c.to_uppercase().flat_map(char::to_lowercase));
+            }
             (false, _) => written.extend(c.to_lowercase()),
         }
         in_word = is_cased(c);

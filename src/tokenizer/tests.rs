@@ -128,6 +128,20 @@ fn a_declared_size_that_disagrees_is_a_warning() {
 }
 
 #[test]
+fn unusable_ids_of_tokens_that_are_not_used_are_warnings() {
+    let file = bpe(&[("ab", NORMAL)], &["a b"]);
+    for name in ["padding", "separator", "seperator", "cls", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad"] {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        assert_eq!(build(&file.clone().key(&key, Val::u32(256))).unwrap().warnings(), [""; 0], "the last token");
+        for value in [Val::u32(257), Val::u32(u32::MAX), Val::str("x")] {
+            let tokenizer = build(&file.clone().key(&key, value)).unwrap();
+            let [warning] = tokenizer.warnings() else { panic!("{key}: {:?}", tokenizer.warnings()) };
+            assert!(warning.contains(&key) && warning.contains("not used"), "{warning}");
+        }
+    }
+}
+
+#[test]
 fn optional_keys_have_llama_cpps_defaults() {
     let tokens = [
         ("<unk>", UNKNOWN, 0.0),
