@@ -102,7 +102,8 @@ pub struct Engine {
 impl Engine {
     pub fn new(mut backend: Box<dyn Backend>, options: &Options) -> anyhow::Result<Engine> {
         let cached = options.cache_tokens.div_ceil(BLOCK_TOKENS);
-        let n_blocks = options.context_tokens.div_ceil(BLOCK_TOKENS) * options.sequences + cached;
+        // one more for each sequence: a full one that is cut back into a published block goes on in a copy of it
+        let n_blocks = (options.context_tokens.div_ceil(BLOCK_TOKENS) + 1) * options.sequences + cached;
         backend.reserve(n_blocks)?;
         let cache = KvCache::new(n_blocks, cached, backend.info().identity);
         Ok(Engine {
@@ -585,6 +586,16 @@ mod tests {
         assert_eq!(engine.prefill(third, &prompt(700), &mut go_on).unwrap().cached_tokens, 32, "after its owners");
         assert_eq!(engine.prefill(third, &prompt(700)[..32], &mut go_on).unwrap().cached_tokens, 31);
         assert_eq!(engine.prefill(third, &prompt(700), &mut go_on).unwrap().cached_tokens, 32, "through its copy");
+    }
+
+    #[test]
+    fn a_full_sequence_goes_on_from_within_its_last_block_also_without_a_cache() {
+        let (mut engine, _) = engine_with(32, 4096, OnFull::Stop);
+        engine.cache = KvCache::new(3, 0, 1);
+        let id = engine.new_sequence();
+        engine.prefill(id, &(0..32).collect::<Vec<_>>(), &mut go_on).unwrap();
+        engine.truncate(id, 20);
+        assert_eq!(best(engine.decode(id, 7).unwrap()), 8);
     }
 
     #[test]
