@@ -49,7 +49,10 @@ fn wrong(error: &Error, args: &[OsString], takes_prompt: bool, short: impl Fn(&s
         }
         ErrorKind::ValueValidation => {
             let source = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
-            format!("{both} must be {}, not '{value}'", expected(&source))
+            match expected(&source) {
+                Some(wanted) => format!("{both} must be {wanted}, not '{value}'"),
+                None => format!("{both} '{value}': {source}"),
+            }
         }
         ErrorKind::InvalidUtf8 => {
             let bad = args.iter().find(|arg| arg.to_str().is_none()).map(|arg| arg.to_string_lossy());
@@ -65,21 +68,24 @@ fn wrong(error: &Error, args: &[OsString], takes_prompt: bool, short: impl Fn(&s
 }
 
 /// What a value must be, from why it was refused: ours say `not a number above 0`, the parser's own `7 is not in 0..=5`,
-/// the standard library's `invalid digit found in string`.
-pub fn expected(refusal: &str) -> String {
+/// the standard library's `invalid digit found in string`. `None`: the refusal is a sentence of its own.
+pub fn expected(refusal: &str) -> Option<String> {
     if let Some(wanted) = refusal.strip_prefix("not ") {
-        return wanted.to_string();
+        return Some(wanted.to_string());
     }
     let range = refusal.split_once(" is not in ").and_then(|(_, range)| range.split_once(".."));
     match range.map(|(low, high)| (low, high.trim_start_matches('='))) {
         Some((low, high)) if high == i64::MAX.to_string() || high == u64::MAX.to_string() => {
-            format!("a whole number of {low} or more")
+            Some(format!("a whole number of {low} or more"))
         }
-        Some((low, high)) => format!("a whole number from {low} to {high}"),
+        Some((low, high)) => Some(format!("a whole number from {low} to {high}")),
         None if refusal.contains("too large") || refusal.contains("too small") => {
-            "a whole number of a sensible size".to_string()
+            Some("a whole number of a sensible size".to_string())
         }
-        None => "a whole number".to_string(),
+        None if ["invalid digit", "cannot parse", "invalid float"].iter().any(|start| refusal.starts_with(start)) => {
+            Some("a whole number".to_string())
+        }
+        None => None,
     }
 }
 
@@ -104,7 +110,8 @@ mod tests {
             ("invalid digit found in string", "a whole number"),
             ("number too large to fit in target type", "a whole number of a sensible size"),
         ] {
-            assert_eq!(expected(refusal), wanted);
+            assert_eq!(expected(refusal).as_deref(), Some(wanted));
         }
+        assert_eq!(expected("no such shape; there are llama-2-7b, yi-6b"), None);
     }
 }

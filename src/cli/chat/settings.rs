@@ -76,7 +76,10 @@ impl Settings {
         }
         let parsed = Settings::try_parse_from([format!("{}={value}", parameter.flag)]);
         let parsed = parsed.map_err(|error| match error.source() {
-            Some(source) => anyhow::anyhow!("{name}: '{value}' is not {}", expected(&source.to_string())),
+            Some(source) => match expected(&source.to_string()) {
+                Some(wanted) => anyhow::anyhow!("{name}: '{value}' is not {wanted}"),
+                None => anyhow::anyhow!("{name}: '{value}': {source}"),
+            },
             None => anyhow::anyhow!("{name}: '{value}' is not a value for it"),
         })?;
         (parameter.copy)(self, parsed);

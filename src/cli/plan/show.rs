@@ -81,7 +81,7 @@ impl Question {
         if self.fits() {
             let int8 = self
                 .with_int8()
-                .map_or(String::new(), |int8| format!(", {} with --kv-type int8", context_name(int8.most_context())));
+                .map_or(String::new(), |int8| format!(", {} in int8", context_name(int8.most_context())));
             let trained = grouped(self.trained_tokens as u64);
             let most = context_name(self.most_context());
             return vec![format!("Largest context: {most} tokens{int8} (trained: {trained})")];
