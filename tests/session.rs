@@ -338,7 +338,7 @@ fn a_session_that_finds_no_room_is_computed_again_as_far_as_asked_for() {
         second.prefill(id, &[start, second.usage().live as u32], &mut go_on).unwrap();
     }
     let (_, restored) = restore(&mut second, &path).unwrap();
-    assert_eq!((restored.held_tokens, restored.doubt.unwrap()), (0, "all 6 KV blocks are in use".to_string()));
+    assert_eq!((restored.held_tokens, restored.doubt.unwrap()), (0, "all 8 KV blocks are in use".to_string()));
 }
 
 fn saved_head(tokens: usize) -> Head {
