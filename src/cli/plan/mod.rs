@@ -50,7 +50,7 @@ pub struct PlanArgs {
     cache_tokens: Option<usize>,
 
     /// Most prompt tokens computed in one step
-    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
     batch_size: usize,
 
     /// How keys and values are kept in the KV cache
