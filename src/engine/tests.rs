@@ -2,12 +2,11 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 
-/// Logits that name what was computed: the highest one is the last token plus one. Remembers what was computed at
-/// which position, and which blocks hold it.
+/// Logits that name what was computed: the highest one is the last token plus one. Remembers which token at which
+/// position every block holds, and what each batch row read.
 pub struct FakeBackend {
     info: Info,
     logits: Vec<f32>,
-    computed: Vec<(TokenId, usize)>,
     /// (block, offset) -> (token, position)
     memory: HashMap<(u32, usize), (TokenId, usize)>,
     read: Reads,
@@ -27,7 +26,6 @@ impl Backend for FakeBackend {
             for (i, token) in row.tokens.clone().enumerate() {
                 let entry = row.cached_tokens + i;
                 let slot = (row.pages[entry / BLOCK_TOKENS], entry % BLOCK_TOKENS);
-                self.computed.push((batch.tokens[token], row.first_position + i));
                 self.memory.insert(slot, (batch.tokens[token], row.first_position + i));
             }
             let entries = 0..row.cached_tokens + row.tokens.len();
@@ -73,8 +71,8 @@ fn engine_with(context_tokens: usize, trained_tokens: usize, on_full: OnFull) ->
         batch_logits: 4,
     };
     let read = Reads::default();
-    let (logits, computed, memory) = (vec![], vec![], HashMap::new());
-    let backend = FakeBackend { info, logits, computed, memory, read: read.clone() };
+    let (logits, memory) = (vec![], HashMap::new());
+    let backend = FakeBackend { info, logits, memory, read: read.clone() };
     let options = Options { context_tokens, sequences: 4, cache_tokens: 64, on_full };
     (Engine::new(Box::new(backend), &options).unwrap(), read)
 }
