@@ -102,6 +102,10 @@ impl Layout {
         self.row_type(half).row_bytes(self.head_dim)
     }
 
+    pub fn n_layers(&self) -> usize {
+        self.kv_heads.len()
+    }
+
     /// Payload of a block over all layers.
     pub fn block_bytes(&self) -> usize {
         self.layer_offsets[self.layer_offsets.len() - 1]

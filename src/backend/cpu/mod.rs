@@ -175,6 +175,6 @@ impl Backend for Cpu {
     }
 
     fn write_block(&mut self, block: BlockId, contents: &[u8]) {
-        self.pages.block_mut(block).copy_from_slice(contents);
+        self.pages.write(block, contents);
     }
 }

@@ -11,7 +11,7 @@ use super::super::avx2::{float, rows};
 use super::super::scalar::{EXP_HIGH, EXP_LOW, EXP_SERIES, LN2_HIGH, LN2_LOW};
 use super::super::{Queries, SPAN_TOKENS};
 use super::blocks::transpose;
-use crate::kv::layout::BLOCK_TOKENS;
+use crate::kv::layout::{BLOCK_TOKENS, KvType};
 use crate::quant::activation::BIAS;
 
 /// Floats of a register, and keys of a page.
@@ -116,8 +116,7 @@ pub fn scores_int8(queries: &Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_sca
     // SAFETY: sixteen f16.
     let k_scale = _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(k_scales.as_ptr().cast()) });
     for ((query, q_scale), out) in queries.each().zip(q_scales).zip(out.chunks_mut(SPAN_TOKENS)) {
-        let sum: i32 = query.iter().map(|&q| i32::from(q)).sum();
-        let mut dots = [_mm512_set1_epi32(-BIAS * sum), _mm512_setzero_si512()];
+        let mut dots = [_mm512_set1_epi32(-BIAS * sum(query)), _mm512_setzero_si512()];
         for quad in 0..head_dim / 4 {
             // SAFETY: four bytes of the query.
             let q = unsafe { query.as_ptr().add(4 * quad).cast::<i32>().read_unaligned() };
@@ -127,6 +126,55 @@ pub fn scores_int8(queries: &Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_sca
         let scores = _mm512_mul_ps(dots, _mm512_mul_ps(_mm512_set1_ps(*q_scale), k_scale));
         // SAFETY: `n` scores.
         unsafe { _mm512_mask_storeu_ps(out[..n].as_mut_ptr(), first(n), scores) };
+    }
+}
+
+/// Of bytes in whole sixteens.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn sum(q: &[i8]) -> i32 {
+    let mut sums = _mm_setzero_si128();
+    for part in q.as_chunks::<LANES>().0 {
+        // SAFETY: sixteen bytes.
+        sums = _mm_dpbusd_epi32(sums, _mm_set1_epi8(1), unsafe { _mm_loadu_si128(part.as_ptr().cast()) });
+    }
+    let pairs = _mm_add_epi32(sums, _mm_shuffle_epi32::<0b01_00_11_10>(sums));
+    _mm_cvtsi128_si32(_mm_add_epi32(pairs, _mm_shuffle_epi32::<0b10_11_00_01>(pairs)))
+}
+
+/// `Kernels::widen`
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn widen(kv_type: KvType, stored: &[u8], values: &mut [f32]) {
+    if kv_type == KvType::F32 || !values.len().is_multiple_of(LANES) {
+        return rows::widen(kv_type, stored, values);
+    }
+    assert_eq!(stored.len(), kv_type.row_bytes(values.len()), "stored rows");
+    for (i, x) in values.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        // SAFETY: 32 or sixteen bytes in, sixteen floats out.
+        unsafe {
+            let wide = if kv_type == KvType::F16 {
+                _mm512_cvtph_ps(_mm256_loadu_si256(stored.as_ptr().add(32 * i).cast()))
+            } else {
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(stored.as_ptr().add(16 * i).cast())))
+            };
+            _mm512_storeu_ps(x.as_mut_ptr(), wide);
+        }
+    }
+}
+
+/// `Kernels::scale`
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn scale(p: &mut [f32], scales: &[u8]) {
+    assert!(scales.len() >= 2 * p.len(), "a scale per probability");
+    for at in (0..p.len()).step_by(LANES) {
+        let mask = first(p.len() - at);
+        // SAFETY: the lanes that exist.
+        unsafe {
+            let scales = _mm256_maskz_loadu_epi16(mask, scales.as_ptr().add(2 * at).cast());
+            let p = p.as_mut_ptr().add(at);
+            let scaled = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, p), _mm512_cvtph_ps(scales));
+            _mm512_mask_storeu_ps(p, mask, scaled);
+        }
     }
 }
 

@@ -33,6 +33,10 @@ static KERNELS: Kernels = Kernels {
     // SAFETY: as above.
     accumulate: |p, v_rows, n, head_dim, o| unsafe { attention::accumulate(p, v_rows, n, head_dim, o) },
     // SAFETY: as above.
+    scale: |p, scales| unsafe { attention::scale(p, scales) },
+    // SAFETY: as above.
+    widen: |kv_type, stored, values| unsafe { attention::widen(kv_type, stored, values) },
+    // SAFETY: as above.
     silu_mul: |gate, up| unsafe { attention::silu_mul(gate, up) },
     ..avx2::KERNELS
 };
