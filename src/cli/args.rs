@@ -279,6 +279,7 @@ pub enum SimdName {
     Scalar,
     Avx2,
     Avx512,
+    Neon,
 }
 
 impl From<SimdName> for Simd {
@@ -287,6 +288,7 @@ impl From<SimdName> for Simd {
             SimdName::Scalar => Simd::Scalar,
             SimdName::Avx2 => Simd::Avx2,
             SimdName::Avx512 => Simd::Avx512,
+            SimdName::Neon => Simd::Neon,
         }
     }
 }

@@ -4,6 +4,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 
 use std::ops::Range;
@@ -30,16 +32,19 @@ pub enum Simd {
     Avx2,
     /// With VNNI.
     Avx512,
+    /// Of AArch64, with `sdot` where the CPU has it.
+    Neon,
 }
 
 impl Simd {
-    pub const ALL: [Simd; 3] = [Simd::Scalar, Simd::Avx2, Simd::Avx512];
+    pub const ALL: [Simd; 4] = [Simd::Scalar, Simd::Avx2, Simd::Avx512, Simd::Neon];
 
     pub const fn name(self) -> &'static str {
         match self {
             Simd::Scalar => "scalar",
             Simd::Avx2 => "avx2",
             Simd::Avx512 => "avx512",
+            Simd::Neon => "neon",
         }
     }
 
@@ -57,6 +62,10 @@ impl Simd {
             Simd::Avx512 => avx512::kernels(),
             #[cfg(not(target_arch = "x86_64"))]
             Simd::Avx2 | Simd::Avx512 => None,
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon => Some(neon::kernels()),
+            #[cfg(not(target_arch = "aarch64"))]
+            Simd::Neon => None,
         }
     }
 }
