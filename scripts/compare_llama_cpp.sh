@@ -101,6 +101,10 @@ get_llama() {
     echo "$archive_sha256  $cache/$archive" | sha256sum --check --quiet || fail "$archive has another hash: remove it"
     rm -rf "$source.part" && mkdir "$source.part"
     tar -xzf "$cache/$archive" -C "$source.part" --strip-components 1
+    # GCC 12 drops most stores to the tile configuration, as its intrinsic claims to read no more than 8 bytes of it; what
+    # follows is an illegal instruction. A barrier keeps them.
+    sed -i 's|^ *_tile_loadconfig(&tc);|__asm__ volatile("" : : "r"(\&tc) : "memory");\n&|' \
+        "$source.part/vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp"
     mv "$source.part" "$source"
 }
 
