@@ -52,7 +52,15 @@ pub struct ModelArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// CPU instructions to use [default: the best this CPU has]
+    /// Keep the weights in memory, so that the system never drops or swaps them
+    #[arg(long)]
+    pub mlock: bool,
+
+    /// Read the file into memory instead of mapping it: for slow network disks, or a file that may change meanwhile
+    #[arg(long)]
+    pub no_mmap: bool,
+
+    /// CPU instructions to use [default: $SAYFA_SIMD, else the best this CPU has]
     #[arg(long, value_name = "SET", value_enum)]
     pub simd: Option<SimdName>,
 
@@ -72,6 +80,16 @@ pub struct ModelArgs {
 impl ModelArgs {
     pub fn kv_types(&self) -> (KvType, KvType) {
         (self.kv_type_k.unwrap_or(self.kv_type).into(), self.kv_type_v.unwrap_or(self.kv_type).into())
+    }
+
+    /// --simd, else $SAYFA_SIMD, which is named when it makes no sense.
+    pub fn simd(&self) -> anyhow::Result<Option<Simd>> {
+        let from_environment = std::env::var_os("SAYFA_SIMD").filter(|name| !name.is_empty());
+        let name = match (self.simd, from_environment) {
+            (None, Some(name)) => Some(simd_of_environment(&name.to_string_lossy())?),
+            (name, _) => name,
+        };
+        Ok(name.map(Simd::from))
     }
 
     pub fn rope_overrides(&self) -> RopeOverrides {
@@ -289,6 +307,16 @@ impl From<SimdName> for Simd {
             SimdName::Avx512 => Simd::Avx512,
         }
     }
+}
+
+fn simd_of_environment(name: &str) -> anyhow::Result<SimdName> {
+    let known = SimdName::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let simd = SimdName::from_str(name, false).map_err(|_| {
+        let known: Vec<String> = known.map(|value| value.get_name().to_string()).collect();
+        Usage(format!("$SAYFA_SIMD must be one of {}, not '{name}'", known.join(", ")))
+    })?;
+    ensure!(Simd::from(simd).is_available(), "this CPU does not have the instructions of $SAYFA_SIMD, {name}");
+    Ok(simd)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,6 +1,7 @@
 //! The CPU backend: mapped weights, pages in host memory, a crew of threads, one table of kernels.
 
 mod attention;
+mod cores;
 mod decoder;
 mod matmul;
 mod ops;
@@ -22,9 +23,9 @@ use pages::Pages;
 use simd::Kernels;
 use threads::Team;
 
+pub use cores::{default_threads, memory_nodes};
 pub use decoder::Widths;
 pub use simd::Simd;
-pub use threads::default_threads;
 
 /// The usual `Options::batch_logits`: bounds that buffer to 32 rows of the vocabulary.
 pub const BATCH_LOGITS: usize = 32;
