@@ -7,12 +7,13 @@ mod ops;
 mod pages;
 mod simd;
 mod threads;
+mod work;
 
 use std::sync::Arc;
 
 use anyhow::Result;
 
-use super::{Backend, Batch, Info};
+use super::{Backend, Batch, Info, Profile, Stopwatch};
 use crate::kv::layout::{BLOCK_TOKENS, BlockId, Half, KvType, Layout};
 use crate::model::{Fingerprint, Model};
 use attention::{Attention, SPAN_TOKENS};
@@ -101,7 +102,8 @@ pub fn open(model: Arc<Model>, options: &Options) -> Result<Box<dyn Backend>> {
     };
     let buffers = Buffers::new(&Widths::of(config), &options);
     let pages = Pages::new(layout, 0)?;
-    Ok(Box::new(Cpu { model, kernels, team, pages, buffers, info }))
+    let activations = options.activations;
+    Ok(Box::new(Cpu { model, kernels, team, pages, buffers, info, activations, stopwatch: None }))
 }
 
 /// Of everything beside the tokens that decides the bytes of a block.
@@ -124,6 +126,9 @@ struct Cpu {
     pages: Pages,
     buffers: Buffers,
     info: Info,
+    activations: Activations,
+    /// While batches are profiled.
+    stopwatch: Option<Stopwatch>,
 }
 
 impl Backend for Cpu {
@@ -140,8 +145,12 @@ impl Backend for Cpu {
         let (n, wanted) = (batch.tokens.len(), batch.wanted.len());
         assert!(n > 0 && n <= self.info.batch_tokens, "a batch of {n} tokens");
         assert!(wanted <= self.info.batch_logits, "{wanted} logits in a batch");
-        let Cpu { model, kernels, team, pages, buffers, .. } = self;
-        team.run(|crew| Pass { model, kernels, crew, batch }.forward(pages, buffers));
+        let Cpu { model, kernels, team, pages, buffers, stopwatch, .. } = self;
+        let watch = stopwatch.as_ref();
+        team.run(|crew| Pass { model, kernels, crew, batch, watch }.forward(pages, buffers));
+        if let Some(stopwatch) = stopwatch {
+            work::add_batch(stopwatch.profile(), model, pages.layout(), self.activations, batch);
+        }
         Ok(self.buffers.logits(wanted, self.info.vocab))
     }
 
@@ -159,5 +168,13 @@ impl Backend for Cpu {
 
     fn write_block(&mut self, block: BlockId, contents: &[u8]) {
         self.pages.block_mut(block).copy_from_slice(contents);
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.stopwatch = on.then(Stopwatch::default);
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        self.stopwatch.as_mut().map(|stopwatch| std::mem::take(stopwatch.profile()))
     }
 }
