@@ -1,6 +1,7 @@
 //! The CPU backend: mapped weights, pages in host memory, a crew of threads, one table of kernels.
 
 mod attention;
+mod ceilings;
 mod decoder;
 mod matmul;
 mod ops;
@@ -22,6 +23,7 @@ use pages::Pages;
 use simd::Kernels;
 use threads::Team;
 
+pub use ceilings::Meter;
 pub use decoder::Widths;
 pub use simd::Simd;
 pub use threads::default_threads;

@@ -13,7 +13,7 @@ pub fn add_batch(profile: &mut Profile, model: &Model, layout: &Layout, activati
     let product = |linear: &Linear, tokens: f64| {
         let weight = &linear.weight;
         let ops = 2.0 * weight.rows as f64 * weight.cols as f64 * tokens;
-        let is_int8 = activations == Activations::Int8 && weight.dtype.is_quantized();
+        let is_int8 = activations != Activations::F32 && weight.dtype.is_quantized();
         let (int8_ops, float_ops) = if is_int8 { (ops, 0.0) } else { (0.0, ops) };
         Work { bytes: weight.bytes() as f64, int8_ops, float_ops }
     };

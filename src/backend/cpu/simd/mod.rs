@@ -4,6 +4,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod peaks;
 mod scalar;
 
 use std::ops::Range;
@@ -15,6 +16,7 @@ use crate::kv::layout::KvType;
 use crate::model::Matrix;
 use crate::quant::activation::QuantTile;
 
+pub use peaks::{Peaks, peaks};
 pub use scalar::exp;
 
 /// Interleaved partial sums of float dot products: a part of the contract, not of a machine.
