@@ -100,8 +100,26 @@ impl Profile {
         self.work[stage as usize]
     }
 
+    /// Of all stages.
+    pub fn total_seconds(&self) -> f64 {
+        self.seconds.iter().sum()
+    }
+
+    pub fn total_work(&self) -> Work {
+        let mut total = Work::default();
+        self.work.iter().for_each(|work| total.add(*work));
+        total
+    }
+
     pub fn add_work(&mut self, stage: Stage, work: Work) {
         self.work[stage as usize].add(work);
+    }
+
+    /// Takes in what other passes have added up.
+    pub fn add(&mut self, other: &Profile) {
+        self.passes += other.passes;
+        self.seconds.iter_mut().zip(other.seconds).for_each(|(sum, seconds)| *sum += seconds);
+        self.work.iter_mut().zip(other.work).for_each(|(sum, work)| sum.add(work));
     }
 }
 
@@ -155,5 +173,11 @@ mod tests {
         assert_eq!(profile.passes, 2);
         assert!(profile.seconds(Stage::Head) >= 0.004 && profile.seconds(Stage::Norm) == 0.0);
         assert_eq!(*watch.profile(), Profile::default());
+
+        let mut twice = profile;
+        twice.add_work(Stage::Head, Work { bytes: 1.0, int8_ops: 2.0, float_ops: 3.0 });
+        twice.add(&profile);
+        assert_eq!((twice.passes, twice.total_seconds()), (4, 2.0 * profile.total_seconds()));
+        assert_eq!(twice.total_work(), Work { bytes: 1.0, int8_ops: 2.0, float_ops: 3.0 });
     }
 }

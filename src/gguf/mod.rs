@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 use crate::quant::DType;
 use header::{Entry, Part};
@@ -136,7 +136,19 @@ impl fmt::Debug for Bytes {
 impl Gguf {
     /// Opens a file, or all parts of a split model when given the first.
     pub fn open(path: &Path) -> Result<Gguf, Error> {
-        let Part { map, version, entries, tensors } = header::parse(path, Arc::new(file::map(path)?), 0)?;
+        Gguf::parse(path, file::map(path)?)
+    }
+
+    /// Reads and checks what `write` puts into zeroed memory of `bytes`, as if it were the file `name`.
+    pub fn in_memory(name: &Path, bytes: usize, write: impl FnOnce(&mut [u8])) -> Result<Gguf, Error> {
+        let failed = |error| Error::of_file(name, format_args!("no memory for its {bytes} bytes: {error}"));
+        let mut map = MmapMut::map_anon(bytes).map_err(failed)?;
+        write(&mut map);
+        Gguf::parse(name, map.make_read_only().map_err(failed)?)
+    }
+
+    fn parse(path: &Path, map: Mmap) -> Result<Gguf, Error> {
+        let Part { map, version, entries, tensors } = header::parse(path, Arc::new(map), 0)?;
         let mut gguf = Gguf {
             path: path.to_path_buf(),
             version,

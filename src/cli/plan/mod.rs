@@ -3,7 +3,7 @@
 
 mod question;
 mod room;
-mod shapes;
+pub mod shapes;
 mod show;
 mod simulate;
 
@@ -29,7 +29,7 @@ pub struct PlanArgs {
     model: Option<PathBuf>,
 
     /// A published model instead of a file, such as llama-2-13b
-    #[arg(long, value_name = "NAME", value_parser = named_shape, conflicts_with = "model", help_heading = "Model")]
+    #[arg(long, value_name = "NAME", value_parser = shapes::named, conflicts_with = "model", help_heading = "Model")]
     shape: Option<(String, Shape)>,
 
     /// How the weights of --shape are quantized: a type (f16, q8_0, q4_0 ...) or a mix (q4_k_m, q5_k_m ...)
@@ -122,10 +122,6 @@ pub fn plan(args: &PlanArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         size(memory.bytes),
         memory.limit
     )
-}
-
-fn named_shape(name: &str) -> Result<(String, Shape), String> {
-    shapes::find(name).map(|shape| (name.to_lowercase(), shape))
 }
 
 /// A size with its unit.
