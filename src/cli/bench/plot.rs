@@ -13,6 +13,7 @@ use crate::cli::Usage;
 
 const WIDTH: u32 = 800;
 const PANEL_HEIGHT: u32 = 420;
+const LABELS: (&str, u32) = ("sans-serif", 16);
 /// Well apart, also for eyes that do not tell red from green.
 const COLORS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
@@ -73,27 +74,29 @@ fn draw_panel<B: DrawingBackend>(
     let deepest = points().map(|point| point.0).fold(1.0, f64::max);
     let fastest = points().map(|point| point.1).fold(0.0, f64::max);
     let mut chart = ChartBuilder::on(panel)
-        .caption(title, ("sans-serif", 18))
+        .caption(title, ("sans-serif", 22))
         .margin(16)
-        .x_label_area_size(44)
-        .y_label_area_size(64)
+        .x_label_area_size(50)
+        .y_label_area_size(70)
         .build_cartesian_2d(0.0..deepest * 1.02, 0.0..fastest * 1.08)?;
     chart
         .configure_mesh()
         .light_line_style(WHITE)
+        .label_style(LABELS)
         .x_desc("tokens in the cache")
         .y_desc("tokens/s")
         .x_label_formatter(&|depth| format!("{depth:.0}"))
-        .y_label_formatter(&|speed| super::report::number(*speed))
+        .y_label_formatter(&|speed| if fastest < 10.0 { format!("{speed:.1}") } else { format!("{speed:.0}") })
         .draw()?;
     for (series, color) in series.iter().zip(COLORS.into_iter().cycle()) {
         chart
-            .draw_series(LineSeries::new(series.points.iter().copied(), color.stroke_width(2)).point_size(3))?
+            .draw_series(LineSeries::new(series.points.iter().copied(), color.filled().stroke_width(2)).point_size(3))?
             .label(&series.label)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
     }
     chart
         .configure_series_labels()
+        .label_font(LABELS)
         .position(SeriesLabelPosition::LowerLeft)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))

@@ -110,27 +110,30 @@ impl Entry {
         }
     }
 
-    /// Half the way between the slowest and the fastest repetition, as a share of the median.
-    fn spread(&self) -> f64 {
+    /// Half the way between the slowest and the fastest repetition, as a share of the median; nothing after one.
+    fn spread(&self) -> String {
+        if self.runs_tokens_per_second.len() < 2 {
+            return String::new();
+        }
         let (least, most) = self
             .runs_tokens_per_second
             .iter()
             .fold((f64::MAX, 0f64), |(least, most), &run| (least.min(run), most.max(run)));
-        (most - least) / 2.0 / self.tokens_per_second
+        format!("{:.0} %", 50.0 * (most - least) / self.tokens_per_second)
     }
 
     pub fn row(&self) -> String {
         let giga = |per_token: f64| number(per_token * self.tokens_per_second / 1e9);
         let plain = self.plain_read_bytes_per_second.map_or_else(String::new, |bytes| number(bytes / 1e9));
         format!(
-            "| {} | {} | {} | {} | {} | {} | {:.0} % | {} | {plain} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {plain} | {} | {} |",
             self.name.name(),
             self.kv_type,
             self.sequences,
             self.depth,
             self.tokens,
             number(self.tokens_per_second),
-            100.0 * self.spread(),
+            self.spread(),
             giga(self.bytes_per_token),
             giga(self.ops_per_token),
             limit(self.limit)
