@@ -126,12 +126,12 @@ impl Buffers {
         let (input_dim, expert_dim) = w.input_dims();
         let experts = match w.n_experts {
             0 => 0,
-            count => n * f32s(count + w.dim) + Input::bytes(options.batch_tokens, expert_dim),
+            count => n * f32s(count + w.dim) + Input::bytes(options.activations, options.batch_tokens, expert_dim),
         };
         let per_token = f32s(w.dim + w.q_dim() + 2 * w.kv_dim() + w.head_dim + w.q_dim() + 2 * w.hidden_dim + w.dim)
             + Int8Query::bytes(int8_heads, w.head_dim);
         n * per_token
-            + Input::bytes(options.batch_tokens, input_dim)
+            + Input::bytes(options.activations, options.batch_tokens, input_dim)
             + experts
             + Attention::bytes(options.threads, w.group, w.head_dim)
             + f32s(options.batch_logits) * w.vocab as u64

@@ -19,18 +19,20 @@ pub struct Input {
 
 impl Input {
     pub fn new(activations: Activations, max_tokens: usize, max_cols: usize) -> Input {
-        let tiles = vec![QuantTile::with_capacity(max_cols); max_tokens.div_ceil(TILE)];
+        let tile = QuantTile::with_capacity(activations.precision(), max_cols);
+        let tiles = vec![tile; max_tokens.div_ceil(TILE)];
         Input { activations, x: vec![0.0; tiles.len() * TILE * max_cols], tiles }
     }
 
     /// Bytes that `new` allocates.
-    pub fn bytes(max_tokens: usize, max_cols: usize) -> u64 {
-        max_tokens.div_ceil(TILE) as u64 * ((4 * TILE * max_cols) as u64 + QuantTile::bytes(max_cols))
+    pub fn bytes(activations: Activations, max_tokens: usize, max_cols: usize) -> u64 {
+        let tile = QuantTile::bytes(activations.precision(), max_cols);
+        max_tokens.div_ceil(TILE) as u64 * ((4 * TILE * max_cols) as u64 + tile)
     }
 
     /// Whether a matrix reads the int8 form.
     fn is_quantized_for(&self, weight: &Matrix) -> bool {
-        self.activations == Activations::Int8 && weight.dtype.is_quantized()
+        self.activations != Activations::F32 && weight.dtype.is_quantized()
     }
 
     /// Fills `n` rows of `cols` by `fill(token, row)` and quantizes them for `readers`.

@@ -17,6 +17,7 @@ use anyhow::Result;
 use super::{Backend, Batch, Info, Profile, Stopwatch};
 use crate::kv::layout::{BLOCK_TOKENS, BlockId, Half, KvType, Layout};
 use crate::model::{Fingerprint, Model};
+use crate::quant::activation::Precision;
 use attention::{Attention, SPAN_TOKENS};
 use decoder::{Buffers, Pass};
 use pages::Pages;
@@ -34,10 +35,22 @@ pub const BATCH_LOGITS: usize = 32;
 /// How the inputs of quantized matrices are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
-    /// As int8 groups: fast, and what everything runs with.
+    /// As int8 groups of 32: fast, and the default.
     Int8,
+    /// In 16 bits (two int8 digits): hardly any error beside that of the weights, at twice the multiplications.
+    Int16,
     /// As f32 on dequantized weights: slow. A test setting, in which nothing but the KV cache rounds.
     F32,
+}
+
+impl Activations {
+    /// Of the quantized form, which F32 does not use.
+    const fn precision(self) -> Precision {
+        match self {
+            Activations::Int16 => Precision::Int16,
+            Activations::Int8 | Activations::F32 => Precision::Int8,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -117,7 +130,11 @@ fn identity(model: &Model, layout: &Layout, activations: Activations) -> u64 {
         of.add(kv_type.name().as_bytes());
         of.add_number(kv_type.is_rotated().into());
     }
-    of.add_number((activations == Activations::Int8).into());
+    of.add_number(match activations {
+        Activations::F32 => 0,
+        Activations::Int8 => 1,
+        Activations::Int16 => 2,
+    });
     of.finish()
 }
 

@@ -127,7 +127,9 @@ fn float_rows(
 mod tests {
     use super::*;
     use crate::quant::DType;
-    use crate::quant::activation::TILE;
+    use crate::quant::activation::{Precision, TILE};
+
+    const PRECISIONS: [Precision; 2] = [Precision::Int8, Precision::Int16];
 
     /// Numbers that do not repeat, from a linear congruence: the same on every machine.
     struct Numbers(u64);
@@ -168,8 +170,9 @@ mod tests {
                 x[64] = f32::MAX;
                 (x[96], x[130]) = (f32::NAN, f32::INFINITY);
                 x[160..192].iter_mut().for_each(|x| *x = 1e-40);
-                let mut tiles = [QuantTile::with_capacity(x.len()), QuantTile::with_capacity(x.len())];
-                for width in [1, 2, 8] {
+                for (precision, width) in PRECISIONS.into_iter().flat_map(|p| [1, 2, 8].map(|width| (p, width))) {
+                    let tile = QuantTile::with_capacity(precision, x.len());
+                    let mut tiles = [tile.clone(), tile];
                     for (tile, kernels) in tiles.iter_mut().zip([kernels, &scalar::KERNELS]) {
                         tile.set_width(width);
                         (0..width).for_each(|token| (kernels.quantize)(&x, tile, token));
@@ -180,9 +183,14 @@ mod tests {
                         assert_bits(kernels.name, got.x_sum(g), want.x_sum(g));
                         // the values of a group whose scale is not finite are never used
                         if want.x_scale(g)[0].is_finite() {
-                            assert_eq!(got.q(g), want.q(g), "group {g}");
                             for half in 0..2 {
                                 assert_eq!(got.half_sums(g, half), want.half_sums(g, half));
+                            }
+                            for digit in 0..precision.digits() {
+                                assert_eq!(got.q(g, digit), want.q(g, digit), "group {g}");
+                                for half in 0..3 {
+                                    assert_eq!(got.unbias(g, digit, half), want.unbias(g, digit, half));
+                                }
                             }
                         }
                     }
@@ -275,16 +283,16 @@ mod tests {
         let mut numbers = Numbers(3);
         let team = crate::backend::cpu::threads::Team::new(1).unwrap();
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
-            for (rows, blocks, tokens) in
-                [(1, 1, 1), (8, 2, 1), (37, 3, 1), (9, 2, 2), (24, 1, 5), (3, 10, 11), (35, 5, 23)]
-            {
+            let sizes =
+                [(1, 1, 1), (8, 2, 1), (37, 3, 1), (9, 2, 2), (24, 1, 5), (3, 10, 11), (35, 5, 23), (16, 66, 3)];
+            for ((rows, blocks, tokens), precision) in sizes.into_iter().flat_map(|s| PRECISIONS.map(|p| (s, p))) {
                 let cols = (blocks * dtype.block_elements()).max(64);
                 let n_bytes = rows * dtype.row_bytes(cols as u64).unwrap() as usize;
                 let bytes: Vec<u8> = (0..n_bytes).map(|_| numbers.next() as u8).collect();
                 let matrix = Matrix::in_memory(dtype, rows, cols, &bytes);
                 let mut x = vec![];
                 for first in (0..tokens).step_by(TILE) {
-                    let mut tile = QuantTile::with_capacity(cols);
+                    let mut tile = QuantTile::with_capacity(precision, cols);
                     tile.set_width(TILE.min(tokens - first));
                     (0..tile.width()).for_each(|token| tile.quantize(token, &numbers.floats(cols, 6)));
                     x.push(tile);
@@ -300,7 +308,8 @@ mod tests {
                 };
                 let want = run(&scalar::KERNELS);
                 for kernels in others() {
-                    assert_bits(&format!("{} {rows}x{cols} {tokens}", dtype.name()), &run(kernels), &want);
+                    let name = format!("{} {} {rows}x{cols} {tokens} {precision:?}", kernels.name, dtype.name());
+                    assert_bits(&name, &run(kernels), &want);
                 }
             }
         }

@@ -11,7 +11,7 @@ use super::{Kernels, LANES};
 use crate::backend::cpu::threads::ColumnBlock;
 use crate::kv::rows;
 use crate::model::Matrix;
-use crate::quant::activation::{QuantTile, TILE, max_magnitude, round_to_level, scale_of};
+use crate::quant::activation::{BASE, Precision, QuantTile, TILE, max_magnitude, round_to_level};
 use crate::quant::{self, Form, Group};
 
 pub static KERNELS: Kernels = Kernels {
@@ -33,14 +33,20 @@ pub static KERNELS: Kernels = Kernels {
 
 /// One step of the quantized dot product: adds group `g` of a token times `w` to its accumulator.
 fn add_group(form: Form, w: &Group, x: &QuantTile, g: usize, token: usize, acc: f32) -> f32 {
-    let xq = x.group(g, token);
-    let half_dot = |h: usize| -> i32 {
-        let half = h * 16..h * 16 + 16;
-        w.q[half.clone()].iter().zip(&xq[half]).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+    let digit_sum = |digit: usize| {
+        let xq = x.group(g, digit, token);
+        let half_dot = |h: usize| -> i32 {
+            let half = h * 16..h * 16 + 16;
+            w.q[half.clone()].iter().zip(&xq[half]).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+        };
+        (w.sub_scale[0] * half_dot(0) + w.sub_scale[1] * half_dot(1)) as f32
+    };
+    let sum = match x.precision() {
+        Precision::Int8 => digit_sum(0),
+        Precision::Int16 => digit_sum(0).mul_add(BASE, digit_sum(1)),
     };
     let x_scale = x.x_scale(g)[token];
-    let int_sum = w.sub_scale[0] * half_dot(0) + w.sub_scale[1] * half_dot(1);
-    let acc = (int_sum as f32).mul_add(w.w_scale * x_scale, acc);
+    let acc = sum.mul_add(w.w_scale * x_scale, acc);
     match form {
         Form::Scale | Form::Split => acc,
         Form::ScaleMin => (-w.w_min).mul_add(x.x_sum(g)[token], acc),
@@ -141,7 +147,7 @@ fn silu_mul(gate: &mut [f32], up: &[f32]) {
 
 /// A head of q -> int8, like one activation group.
 fn quantize_head(head: &[f32], q: &mut [i8]) -> f32 {
-    let (scale, inv) = scale_of(max_magnitude(head));
+    let (scale, inv) = Precision::Int8.scale_of(max_magnitude(head));
     q.iter_mut().zip(head).for_each(|(q, x)| *q = round_to_level(x * inv));
     scale
 }

@@ -1,4 +1,4 @@
-//! How each quantized type is read eight rows at a time: 32 signed bytes per group, and its scales.
+//! How each quantized type is read eight rows at a time: 32 unsigned bytes per group, and its scales.
 
 use std::arch::x86_64::*;
 
@@ -18,6 +18,7 @@ pub trait Blocks {
         Some(form) => form,
         None => panic!("not a quantized type"),
     };
+    const BYTES: usize = Self::DTYPE.block_bytes();
     /// Offset of the f16 scale.
     const D: usize;
     /// Offset of the f16 minimum or minimum scale, where the form has one.
@@ -25,7 +26,12 @@ pub trait Blocks {
     /// w_scale = d * scale[0] and w_min = m * min[0] (one integer scale per 32 elements).
     const SCALED: bool = false;
 
-    /// Elements of group `j`, in order.
+    /// Added to the elements, so that they are unsigned.
+    const BIAS: i32;
+    /// Largest element with `BIAS`.
+    const MAX: i32;
+
+    /// Elements of group `j` plus `BIAS`, in order.
     ///
     /// # Safety
     /// `block` is a whole block; the CPU has AVX2.
@@ -85,9 +91,9 @@ fn bits(v: __m256i, shift: usize, mask: i8) -> __m256i {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn table(values: &[i8; 16], codes: __m256i) -> __m256i {
+fn table<const BIAS: i8>(values: &[i8; 16], codes: __m256i) -> __m256i {
     // SAFETY: sixteen bytes of the table.
-    let table = unsafe { _mm_loadu_si128(values.as_ptr().cast()) };
+    let table = _mm_add_epi8(unsafe { _mm_loadu_si128(values.as_ptr().cast()) }, _mm_set1_epi8(BIAS));
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes)
 }
 
@@ -101,18 +107,22 @@ unsafe fn bytes<const N: usize>(block: *const u8, at: usize) -> [u8; N] {
 pub struct Q4_0;
 impl Blocks for Q4_0 {
     const DTYPE: DType = DType::Q4_0;
+    const BIAS: i32 = 8;
+    const MAX: i32 = 15;
     const D: usize = 0;
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn quants(block: *const u8, _: usize) -> __m256i {
         // SAFETY: the caller's block.
-        _mm256_sub_epi8(unsafe { nibbles(block.add(2)) }, _mm256_set1_epi8(8))
+        unsafe { nibbles(block.add(2)) }
     }
 }
 
 pub struct Q4_1;
 impl Blocks for Q4_1 {
     const DTYPE: DType = DType::Q4_1;
+    const BIAS: i32 = 0;
+    const MAX: i32 = 15;
     const D: usize = 0;
     const M: usize = 2;
     #[inline]
@@ -126,19 +136,23 @@ impl Blocks for Q4_1 {
 pub struct Q5_0;
 impl Blocks for Q5_0 {
     const DTYPE: DType = DType::Q5_0;
+    const BIAS: i32 = 16;
+    const MAX: i32 = 31;
     const D: usize = 0;
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn quants(block: *const u8, _: usize) -> __m256i {
         // SAFETY: the caller's block.
         let (low, high) = unsafe { (nibbles(block.add(6)), u32::from_le_bytes(bytes(block, 2))) };
-        _mm256_sub_epi8(_mm256_or_si256(low, fifth_bits(high)), _mm256_set1_epi8(16))
+        _mm256_or_si256(low, fifth_bits(high))
     }
 }
 
 pub struct Q5_1;
 impl Blocks for Q5_1 {
     const DTYPE: DType = DType::Q5_1;
+    const BIAS: i32 = 0;
+    const MAX: i32 = 31;
     const D: usize = 0;
     const M: usize = 2;
     #[inline]
@@ -153,18 +167,22 @@ impl Blocks for Q5_1 {
 pub struct Q8_0;
 impl Blocks for Q8_0 {
     const DTYPE: DType = DType::Q8_0;
+    const BIAS: i32 = 128;
+    const MAX: i32 = 255;
     const D: usize = 0;
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn quants(block: *const u8, _: usize) -> __m256i {
         // SAFETY: the caller's block.
-        unsafe { load(block.add(2)) }
+        _mm256_xor_si256(unsafe { load(block.add(2)) }, _mm256_set1_epi8(-128))
     }
 }
 
 pub struct Q2K;
 impl Blocks for Q2K {
     const DTYPE: DType = DType::Q2_K;
+    const BIAS: i32 = 0;
+    const MAX: i32 = 3;
     const D: usize = 80;
     const M: usize = 82;
     #[inline]
@@ -184,6 +202,8 @@ impl Blocks for Q2K {
 pub struct Q3K;
 impl Blocks for Q3K {
     const DTYPE: DType = DType::Q3_K;
+    const BIAS: i32 = 4;
+    const MAX: i32 = 7;
     const D: usize = 108;
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -191,7 +211,7 @@ impl Blocks for Q3K {
         // SAFETY: the caller's block.
         let (low, mask) = unsafe { (load(block.add(32 + 32 * (j / 4))), load(block)) };
         let high = _mm256_slli_epi16::<2>(bits(mask, j, 1));
-        _mm256_sub_epi8(_mm256_or_si256(bits(low, 2 * (j % 4), 3), high), _mm256_set1_epi8(4))
+        _mm256_or_si256(bits(low, 2 * (j % 4), 3), high)
     }
     #[inline]
     unsafe fn scales(block: *const u8, j: usize) -> Scales {
@@ -212,6 +232,8 @@ unsafe fn k_scales(block: *const u8, j: usize) -> Scales {
 pub struct Q4K;
 impl Blocks for Q4K {
     const DTYPE: DType = DType::Q4_K;
+    const BIAS: i32 = 0;
+    const MAX: i32 = 15;
     const D: usize = 0;
     const M: usize = 2;
     const SCALED: bool = true;
@@ -231,6 +253,8 @@ impl Blocks for Q4K {
 pub struct Q5K;
 impl Blocks for Q5K {
     const DTYPE: DType = DType::Q5_K;
+    const BIAS: i32 = 0;
+    const MAX: i32 = 31;
     const D: usize = 0;
     const M: usize = 2;
     const SCALED: bool = true;
@@ -251,6 +275,8 @@ impl Blocks for Q5K {
 pub struct Q6K;
 impl Blocks for Q6K {
     const DTYPE: DType = DType::Q6_K;
+    const BIAS: i32 = 32;
+    const MAX: i32 = 63;
     const D: usize = 208;
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -259,7 +285,7 @@ impl Blocks for Q6K {
         // SAFETY: the caller's block.
         let (low, high) = unsafe { (load(block.add(64 * half + 32 * (part % 2))), load(block.add(128 + 32 * half))) };
         let high = _mm256_slli_epi16::<4>(bits(high, 2 * part, 3));
-        _mm256_sub_epi8(_mm256_or_si256(bits(low, 4 * (part / 2), 15), high), _mm256_set1_epi8(32))
+        _mm256_or_si256(bits(low, 4 * (part / 2), 15), high)
     }
     #[inline]
     unsafe fn scales(block: *const u8, j: usize) -> Scales {
@@ -272,25 +298,29 @@ impl Blocks for Q6K {
 pub struct Iq4Nl;
 impl Blocks for Iq4Nl {
     const DTYPE: DType = DType::IQ4_NL;
+    const BIAS: i32 = 128;
+    const MAX: i32 = 255;
     const D: usize = 0;
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn quants(block: *const u8, _: usize) -> __m256i {
         // SAFETY: the caller's block.
-        table(&IQ4_VALUES, unsafe { nibbles(block.add(2)) })
+        table::<-128>(&IQ4_VALUES, unsafe { nibbles(block.add(2)) })
     }
 }
 
 pub struct Iq4Xs;
 impl Blocks for Iq4Xs {
     const DTYPE: DType = DType::IQ4_XS;
+    const BIAS: i32 = 128;
+    const MAX: i32 = 255;
     const D: usize = 0;
     const SCALED: bool = true;
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn quants(block: *const u8, j: usize) -> __m256i {
         // SAFETY: the caller's block.
-        table(&IQ4_VALUES, unsafe { nibbles(block.add(8 + 16 * j)) })
+        table::<-128>(&IQ4_VALUES, unsafe { nibbles(block.add(8 + 16 * j)) })
     }
     #[inline]
     unsafe fn scales(block: *const u8, j: usize) -> Scales {
@@ -303,12 +333,14 @@ impl Blocks for Iq4Xs {
 pub struct Mxfp4;
 impl Blocks for Mxfp4 {
     const DTYPE: DType = DType::MXFP4;
+    const BIAS: i32 = 12;
+    const MAX: i32 = 24;
     const D: usize = 0;
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn quants(block: *const u8, _: usize) -> __m256i {
         // SAFETY: the caller's block.
-        table(&MXFP4_VALUES, unsafe { nibbles(block.add(1)) })
+        table::<12>(&MXFP4_VALUES, unsafe { nibbles(block.add(1)) })
     }
     #[inline]
     unsafe fn f32_scale(block: *const u8) -> Option<f32> {

@@ -5,25 +5,56 @@ use std::arch::x86_64::*;
 use super::scalar::{self, EXP_HIGH, EXP_LOW, EXP_SERIES, LN2_HIGH, LN2_LOW};
 use crate::backend::cpu::simd::LANES;
 use crate::quant::GROUP;
-use crate::quant::activation::{LEVELS, QuantTile, scale_of};
+use crate::quant::activation::{BASE, Digit, LEVELS, Precision, QuantTile};
 
 /// One activation row -> int8 groups of a tile.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn quantize(x: &[f32], tile: &mut QuantTile, token: usize) {
+    let precision = tile.precision();
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
         // SAFETY: four loads of eight floats from a group of 32.
-        let v: [__m256; 4] = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(x.as_ptr().add(8 * i)) });
-        let (scale, inv) = scale_of(max_of(max_of_lanes(v[0], v[1]), max_of_lanes(v[2], v[3])));
-        let bytes = round_to_levels(v, inv);
-        let mut q = [0i8; GROUP];
-        // SAFETY: 32 bytes into 32.
-        unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
-
-        let quads = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-        let pairs = _mm256_madd_epi16(quads, _mm256_set1_epi16(1));
-        let halves = [sum_i32(_mm256_castsi256_si128(pairs)), sum_i32(_mm256_extracti128_si256::<1>(pairs))];
-        tile.put(token, g, &q, scale, halves);
+        let v = unsafe {
+            let load = |i: usize| _mm256_loadu_ps(x.as_ptr().add(8 * i));
+            [load(0), load(1), load(2), load(3)]
+        };
+        let max = max_of(max_of_lanes(v[0], v[1]), max_of_lanes(v[2], v[3]));
+        let (scale, inv) = precision.scale_of(max);
+        match precision {
+            Precision::Int8 => tile.put(token, g, scale, &[digit(round_to_levels(v, inv))]),
+            Precision::Int16 => {
+                let (high, low) = two_digits(v, inv);
+                tile.put(token, g, scale, &[digit(high), digit(low)]);
+            }
+        }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn digit(bytes: __m256i) -> Digit {
+    let mut q = [0i8; GROUP];
+    // SAFETY: 32 bytes into 32.
+    unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
+    let quads = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    let pairs = _mm256_madd_epi16(quads, _mm256_set1_epi16(1));
+    Digit { q, half_sums: [sum_i32(_mm256_castsi256_si128(pairs)), sum_i32(_mm256_extracti128_si256::<1>(pairs))] }
+}
+
+/// 32 floats times `inv` -> the digit that counts 255 and the other, as `QuantTile::quantize` forms them.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn two_digits(v: [__m256; 4], inv: f32) -> (__m256i, __m256i) {
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    let (levels, inv) = (BASE * LEVELS + LEVELS, _mm256_set1_ps(inv));
+    let (lowest, highest) = (_mm256_set1_ps(-levels), _mm256_set1_ps(levels));
+    let (mut high, mut low) = (v, v);
+    for (i, v) in v.into_iter().enumerate() {
+        let level = _mm256_min_ps(_mm256_max_ps(_mm256_mul_ps(v, inv), lowest), highest);
+        let level = _mm256_round_ps::<NEAREST>(level);
+        high[i] = _mm256_round_ps::<NEAREST>(_mm256_mul_ps(level, _mm256_set1_ps(1.0 / BASE)));
+        low[i] = _mm256_fnmadd_ps(_mm256_set1_ps(BASE), high[i], level);
+    }
+    (to_bytes(high), to_bytes(low))
 }
 
 /// |a| or |b|, whichever is larger, in every lane; compared as integers, so that NaN wins.
@@ -50,8 +81,16 @@ pub fn max_of(a: __m256i, b: __m256i) -> f32 {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn round_to_levels(v: [__m256; 4], inv: f32) -> __m256i {
     let (low, high, inv) = (_mm256_set1_ps(-LEVELS), _mm256_set1_ps(LEVELS), _mm256_set1_ps(inv));
-    let level = |v: __m256| _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(_mm256_mul_ps(v, inv), low), high));
-    let words = [_mm256_packs_epi32(level(v[0]), level(v[1])), _mm256_packs_epi32(level(v[2]), level(v[3]))];
+    let level = |v: __m256| _mm256_min_ps(_mm256_max_ps(_mm256_mul_ps(v, inv), low), high);
+    to_bytes([level(v[0]), level(v[1]), level(v[2]), level(v[3])])
+}
+
+/// 32 floats within int8 -> bytes, rounded.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn to_bytes(v: [__m256; 4]) -> __m256i {
+    let int = |v: __m256| _mm256_cvtps_epi32(v);
+    let words = [_mm256_packs_epi32(int(v[0]), int(v[1])), _mm256_packs_epi32(int(v[2]), int(v[3]))];
     let bytes = _mm256_packs_epi16(words[0], words[1]);
     // the packs work within 128-bit halves: put the eight dwords back in order
     _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))

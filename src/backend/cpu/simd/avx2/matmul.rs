@@ -1,25 +1,27 @@
 //! Quantized matrix products: eight rows in the lanes, groups in order, one accumulator per (row, token).
 //!
 //! One token (decode) reads the rows as they lie in the file and is bound by memory: per group of 32 and row the block's
-//! bytes are read once, 5 integer operations multiply them and 7 adds per 8 rows bring the sums into the lanes.
-//! More tokens (prefill) unpack a panel of 8 rows x up to 64 groups into the L1 cache once and use it for all of them:
-//! per 32 x 8 products and token 8 x (broadcast, sign, two multiply-adds, add).
+//! bytes are read once, 3 integer operations multiply them and 7 adds per 8 rows bring the sums into the lanes.
+//! More tokens (prefill) unpack a panel of 8 rows x up to 64 groups into the L1 cache once and use it for all of them.
 //!
-//! Products of two int8 are formed as |w| * (x with the sign of w), because the hardware multiplies unsigned by signed:
-//! 128 * 127 * 2 fits the intermediate 16 bits, so nothing saturates and every sum is exact.
+//! The hardware multiplies unsigned by signed bytes and adds pairs into 16 bits, which saturate: `Blocks::MAX` * 127 * 2
+//! must fit, and several such sums may be added before they are widened (`words_of`). With 4-bit types that makes 8
+//! multiplications, 7 adds and one widening per 32 x 8 products and token. Types of 8 bits are multiplied as
+//! |w| * (x with the sign of w) instead: 128 * 127 * 2 fits.
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::blocks::*;
 use crate::backend::cpu::threads::ColumnBlock;
 use crate::model::Matrix;
-use crate::quant::activation::QuantTile;
+use crate::quant::activation::{BASE, BIAS, Precision, QuantTile};
 use crate::quant::{DType, Form, GROUP};
 
 /// Rows per panel.
 const ROWS: usize = 8;
-/// Groups per panel chunk: 16 KB of elements plus 6 KB of scales.
+/// Groups per panel chunk: 16 KB of elements plus at most 10 KB of scales.
 const CHUNK: usize = 64;
 /// Tokens of a tile at once: four accumulators and four integer sums beside the weights fill the sixteen registers.
 const STRIP: usize = 4;
@@ -55,16 +57,21 @@ pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &m
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn matmul<B: Blocks>(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
     let is_one_token = x.len() == 1 && x[0].width() == 1;
-    let mut panel = if is_one_token { None } else { Some(Panel::new()) };
+    let mut panel = MaybeUninit::<Panel>::uninit();
     for start in rows.clone().step_by(ROWS) {
         let n = ROWS.min(rows.end - start);
         let row = PanelRows::new(w, start, n);
         let columns = column + start - rows.start..column + start - rows.start + n;
         // SAFETY: `row` points to whole rows of `w`, whose type is B's.
         unsafe {
-            match &mut panel {
-                None => store(row.times_one::<B>(&x[0]), out.cells(0, columns)),
-                Some(panel) => row.times_many::<B>(x, panel, out, columns),
+            if is_one_token {
+                let sums = match x[0].precision() {
+                    Precision::Int8 => row.times_one::<B, 1>(&x[0]),
+                    Precision::Int16 => row.times_one::<B, 2>(&x[0]),
+                };
+                store(sums, out.cells(0, columns));
+            } else {
+                row.times_many::<B>(x, panel.as_mut_ptr(), out, columns);
             }
         }
     }
@@ -95,17 +102,42 @@ struct PanelRows {
     groups: usize,
 }
 
-/// Scales of one group of eight rows, by `Form`.
+/// Scales of one group of eight rows, by `Form`. Integer scales are small enough that their products with sums are exact
+/// as floats too.
 #[derive(Clone, Copy)]
 struct LaneScales {
     w_scale: __m256,
     w_min: __m256,
-    scale: [__m256i; 2],
-    min: [__m256i; 2],
+    scale: [__m256; 2],
+    min: [__m256; 2],
 }
 
 /// Sums of products of one group in eight lanes, both halves of 16 elements apart.
 pub type Halves = [__m256i; 2];
+
+const fn is_split<B: Blocks>() -> bool {
+    matches!(B::FORM, Form::Split | Form::SplitMin)
+}
+
+const fn has_min<B: Blocks>() -> bool {
+    matches!(B::FORM, Form::ScaleMin | Form::SplitMin)
+}
+
+/// Whether elements are multiplied as unsigned bytes.
+const fn is_unsigned<B: Blocks>() -> bool {
+    words_of::<B>() > 0
+}
+
+/// How many sums of two products fit into 16 bits (0: not even one), in the steps there are kernels for.
+const fn words_of<B: Blocks>() -> usize {
+    match i16::MAX as i32 / (2 * 127 * B::MAX) {
+        0 => 0,
+        1 => 1,
+        2..4 => 2,
+        4..8 => 4,
+        _ => 8,
+    }
+}
 
 impl PanelRows {
     fn new(w: &Matrix, start: usize, n: usize) -> PanelRows {
@@ -121,7 +153,7 @@ impl PanelRows {
     unsafe fn block<B: Blocks>(&self, r: usize, g: usize) -> (*const u8, usize) {
         let per_block = B::DTYPE.block_elements() / GROUP;
         // SAFETY: `g` is below `groups`, so the block lies in the row.
-        (unsafe { self.rows[r].add(g / per_block * B::DTYPE.block_bytes()) }, g % per_block)
+        (unsafe { self.rows[r].add(g / per_block * B::BYTES) }, g % per_block)
     }
 
     #[inline]
@@ -149,15 +181,15 @@ impl PanelRows {
         // SAFETY: loads of whole arrays of eight.
         unsafe {
             let halfs = |v: &[u16; ROWS]| _mm256_cvtph_ps(_mm_loadu_si128(v.as_ptr().cast()));
-            let ints = |v: &[i32; ROWS]| _mm256_loadu_si256(v.as_ptr().cast());
+            let ints = |v: &[i32; ROWS]| _mm256_cvtepi32_ps(_mm256_loadu_si256(v.as_ptr().cast()));
             let scale = [ints(&scale[0]), ints(&scale[1])];
             let min = [ints(&min[0]), ints(&min[1])];
             let mut w_scale =
                 if B::DTYPE as u32 == DType::MXFP4 as u32 { _mm256_loadu_ps(d32.as_ptr()) } else { halfs(&d) };
             let mut w_min = halfs(&m);
             if B::SCALED {
-                w_scale = _mm256_mul_ps(w_scale, _mm256_cvtepi32_ps(scale[0]));
-                w_min = _mm256_mul_ps(w_min, _mm256_cvtepi32_ps(min[0]));
+                w_scale = _mm256_mul_ps(w_scale, scale[0]);
+                w_min = _mm256_mul_ps(w_min, min[0]);
             }
             // Q4_1 and Q5_1 add their minimum, the K types subtract it
             let adds = matches!(B::DTYPE, DType::Q4_1 | DType::Q5_1);
@@ -169,7 +201,7 @@ impl PanelRows {
     /// Eight rows times one token.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn times_one<B: Blocks>(&self, x: &QuantTile) -> __m256 {
+    unsafe fn times_one<B: Blocks, const DIGITS: usize>(&self, x: &QuantTile) -> __m256 {
         let mut acc = _mm256_setzero_ps();
         for g in 0..self.groups {
             // SAFETY: group `g` exists in every row and in `x`; prefetches never fault.
@@ -177,13 +209,26 @@ impl PanelRows {
                 if g % 4 == 0 {
                     self.prefetch::<B>(g);
                 }
-                let xq = _mm256_loadu_si256(x.q(g).as_ptr().cast());
-                let mut sums = [_mm256_setzero_si256(); ROWS];
-                for (r, sum) in sums.iter_mut().enumerate() {
+                let mut sums = [[_mm256_setzero_si256(); ROWS]; DIGITS];
+                for r in 0..ROWS {
                     let (block, j) = self.block::<B>(r, g);
-                    *sum = products(B::quants(block, j), xq);
+                    let w = B::quants(block, j);
+                    for d in 0..DIGITS {
+                        let x = _mm256_loadu_si256(x.q(g, d).as_ptr().cast());
+                        sums[d][r] = if is_unsigned::<B>() {
+                            widen(_mm256_maddubs_epi16(w, x))
+                        } else {
+                            products(_mm256_xor_si256(w, _mm256_set1_epi8(-128)), x)
+                        };
+                    }
                 }
-                acc = add_group::<B>(into_lanes(sums), &self.lane_scales::<B>(g), x, g, 0, acc);
+                let scales = self.lane_scales::<B>(g);
+                let mut sum = _mm256_setzero_ps();
+                for d in 0..DIGITS {
+                    let digit = digit_sum::<B>(into_lanes(sums[d]), &scales, x, g, d);
+                    sum = if d == 0 { digit } else { _mm256_fmadd_ps(sum, _mm256_set1_ps(BASE), digit) };
+                }
+                acc = add_group::<B>(sum, &scales, x, g, acc);
             }
         }
         acc
@@ -193,7 +238,7 @@ impl PanelRows {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn prefetch<B: Blocks>(&self, g: usize) {
-        let group_bytes = B::DTYPE.block_bytes() * GROUP / B::DTYPE.block_elements();
+        let group_bytes = B::BYTES * GROUP / B::DTYPE.block_elements();
         let ahead = self.rows[0].wrapping_add(PREFETCH_BYTES + g * group_bytes * ROWS);
         for line in (0..4 * group_bytes * ROWS).step_by(64) {
             _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line).cast());
@@ -206,32 +251,32 @@ impl PanelRows {
     unsafe fn times_many<B: Blocks>(
         &self,
         x: &[QuantTile],
-        panel: &mut Panel,
+        panel: *mut Panel,
         out: &mut ColumnBlock,
         columns: Range<usize>,
     ) {
         for first in (0..self.groups).step_by(CHUNK) {
             let groups = first..self.groups.min(first + CHUNK);
-            // SAFETY: the groups exist in every row.
-            unsafe { panel.unpack::<B>(self, groups.clone()) };
+            // SAFETY: the groups exist in every row, and fill the first entries of the panel.
+            unsafe { unpack::<B>(panel, self, groups.clone()) };
             let mut first_token = 0;
             for tile in x {
                 for start in (0..tile.width()).step_by(STRIP) {
                     let n = STRIP.min(tile.width() - start);
                     let mut acc = [_mm256_setzero_ps(); STRIP];
-                    if first > 0 {
-                        for (t, acc) in acc.iter_mut().enumerate().take(n) {
-                            *acc = load(out.cells(first_token + start + t, columns.clone()));
+                    for t in 0..if first > 0 { n } else { 0 } {
+                        acc[t] = load(out.cells(first_token + start + t, columns.clone()));
+                    }
+                    let part = Part { tile, first_token: start, groups: groups.clone() };
+                    // SAFETY: the panel was filled with these groups, and the tile has them.
+                    unsafe {
+                        match tile.precision() {
+                            Precision::Int8 => times_strip::<B, 1>(&*panel, &part, n, &mut acc),
+                            Precision::Int16 => times_strip::<B, 2>(&*panel, &part, n, &mut acc),
                         }
                     }
-                    match n {
-                        1 => panel.times::<B, 1>(tile, start, groups.clone(), &mut acc),
-                        2 => panel.times::<B, 2>(tile, start, groups.clone(), &mut acc),
-                        3 => panel.times::<B, 3>(tile, start, groups.clone(), &mut acc),
-                        _ => panel.times::<B, STRIP>(tile, start, groups.clone(), &mut acc),
-                    }
-                    for (t, acc) in acc.iter().enumerate().take(n) {
-                        store(*acc, out.cells(first_token + start + t, columns.clone()));
+                    for t in 0..n {
+                        store(acc[t], out.cells(first_token + start + t, columns.clone()));
                     }
                 }
                 first_token += tile.width();
@@ -240,12 +285,18 @@ impl PanelRows {
     }
 }
 
+/// 16 sums of pairs -> 8 sums of four.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widen(words: __m256i) -> __m256i {
+    _mm256_madd_epi16(words, _mm256_set1_epi16(1))
+}
+
 /// 32 products of signed bytes, summed by fours.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn products(w: __m256i, x: __m256i) -> __m256i {
-    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+    widen(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)))
 }
 
 /// Eight registers of eight partial sums -> lane r holds the sum of register r; low and high halves apart.
@@ -258,91 +309,205 @@ pub fn into_lanes(s: [__m256i; ROWS]) -> Halves {
     [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)]
 }
 
-/// One step of the contract's dot product in eight lanes, for one token of a tile.
+/// What takes the bias of B's elements off a sum: the tile's numbers are made for `BIAS`.
+#[inline(always)]
+fn unbias<B: Blocks>(of_bias: i32) -> i32 {
+    if is_unsigned::<B>() { of_bias / BIAS * B::BIAS } else { 0 }
+}
+
+/// The exact sum of one digit of a token that is alone in its tile, as floats.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_group<B: Blocks>(sums: Halves, w: &LaneScales, x: &QuantTile, g: usize, token: usize, acc: __m256) -> __m256 {
-    let x_scale = _mm256_set1_ps(x.x_scale(g)[token]);
-    let int_sum = match B::FORM {
-        Form::Scale | Form::ScaleMin => _mm256_add_epi32(sums[0], sums[1]),
-        Form::Split | Form::SplitMin => {
-            _mm256_add_epi32(_mm256_mullo_epi32(sums[0], w.scale[0]), _mm256_mullo_epi32(sums[1], w.scale[1]))
-        }
-    };
-    let acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(int_sum), _mm256_mul_ps(w.w_scale, x_scale), acc);
+fn digit_sum<B: Blocks>(sums: Halves, w: &LaneScales, x: &QuantTile, g: usize, d: usize) -> __m256 {
+    let unbias = |half: usize| _mm256_set1_epi32(unbias::<B>(x.unbias(g, d, half)[0]));
+    if is_split::<B>() {
+        let first = _mm256_cvtepi32_ps(_mm256_add_epi32(sums[0], unbias(0)));
+        let second = _mm256_cvtepi32_ps(_mm256_add_epi32(sums[1], unbias(1)));
+        _mm256_fmadd_ps(second, w.scale[1], _mm256_mul_ps(first, w.scale[0]))
+    } else {
+        _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]), unbias(2)))
+    }
+}
+
+/// One step of the contract's dot product in eight lanes, for a token that is alone in its tile.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_group<B: Blocks>(sum: __m256, w: &LaneScales, x: &QuantTile, g: usize, acc: __m256) -> __m256 {
+    let x_scale = _mm256_set1_ps(x.x_scale(g)[0]);
+    let acc = _mm256_fmadd_ps(sum, _mm256_mul_ps(w.w_scale, x_scale), acc);
     match B::FORM {
         Form::Scale | Form::Split => acc,
-        Form::ScaleMin => _mm256_fmadd_ps(w.w_min, _mm256_set1_ps(x.x_sum(g)[token]), acc),
+        Form::ScaleMin => _mm256_fmadd_ps(w.w_min, _mm256_set1_ps(x.x_sum(g)[0]), acc),
         Form::SplitMin => {
-            let half = |h: usize| _mm256_mullo_epi32(w.min[h], _mm256_set1_epi32(x.half_sums(g, h)[token]));
-            let min_sum = _mm256_cvtepi32_ps(_mm256_add_epi32(half(0), half(1)));
+            let half = |h: usize| _mm256_set1_ps(x.half_sums(g, h)[0] as f32);
+            let min_sum = _mm256_fmadd_ps(w.min[1], half(1), _mm256_mul_ps(w.min[0], half(0)));
             _mm256_fmadd_ps(w.w_min, _mm256_mul_ps(min_sum, x_scale), acc)
         }
     }
 }
 
-/// Up to `CHUNK` groups of eight rows, unpacked: `q[group][element / 4][row][4]`, so that four activation bytes can be
-/// broadcast against all rows.
+/// Up to `CHUNK` groups of eight rows, unpacked.
+#[repr(C, align(32))]
 struct Panel {
-    q: Box<[[__m256i; 8]; CHUNK]>,
-    scales: Box<[LaneScales; CHUNK]>,
+    /// [group][element / 4][row], four bytes each: four activation bytes are broadcast against all rows
+    q: [[__m256i; 8]; CHUNK],
+    scales: [LaneScales; CHUNK],
 }
 
-impl Panel {
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn new() -> Panel {
-        let zero = _mm256_setzero_si256();
-        let none = _mm256_setzero_ps();
-        let scales = LaneScales { w_scale: none, w_min: none, scale: [zero; 2], min: [zero; 2] };
-        Panel { q: Box::new([[zero; 8]; CHUNK]), scales: Box::new([scales; CHUNK]) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack<B: Blocks>(&mut self, rows: &PanelRows, groups: Range<usize>) {
-        for (i, g) in groups.enumerate() {
-            // SAFETY: group `g` exists in every row.
-            unsafe {
-                let mut v = [_mm256_setzero_si256(); ROWS];
-                for (r, v) in v.iter_mut().enumerate() {
-                    let (block, j) = rows.block::<B>(r, g);
-                    *v = B::quants(block, j);
-                }
-                self.q[i] = transpose(v);
-                self.scales[i] = rows.lane_scales::<B>(g);
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack<B: Blocks>(panel: *mut Panel, rows: &PanelRows, groups: Range<usize>) {
+    let sign = _mm256_set1_epi8(if is_unsigned::<B>() { 0 } else { -128 });
+    for (i, g) in groups.enumerate() {
+        // SAFETY: group `g` exists in every row; at most `CHUNK` entries of the panel are written.
+        unsafe {
+            let mut v = [_mm256_setzero_si256(); ROWS];
+            for r in 0..ROWS {
+                let (block, j) = rows.block::<B>(r, g);
+                v[r] = _mm256_xor_si256(B::quants(block, j), sign);
             }
+            (&raw mut (*panel).q[i]).write(transpose(v));
+            (&raw mut (*panel).scales[i]).write(rows.lane_scales::<B>(g));
         }
     }
+}
 
-    /// Adds the products of these groups with `N` tokens of a tile to their accumulators.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn times<B: Blocks, const N: usize>(
-        &self,
-        x: &QuantTile,
-        first_token: usize,
-        groups: Range<usize>,
-        acc: &mut [__m256; STRIP],
-    ) {
-        for (i, g) in groups.enumerate() {
-            let quads = x.q(g).as_chunks::<4>().0;
-            let half = |h: usize| {
-                let mut sums = [_mm256_setzero_si256(); N];
-                for (k, &w) in self.q[i].iter().enumerate().skip(4 * h).take(4) {
-                    let x = &quads[k * x.width() + first_token..][..N];
-                    for (sum, x) in sums.iter_mut().zip(x) {
-                        let x = _mm256_set1_epi32(i32::from_ne_bytes(x.map(|x| x as u8)));
-                        *sum = _mm256_add_epi32(*sum, products(w, x));
+/// Groups of a tile, from some token on.
+struct Part<'a> {
+    tile: &'a QuantTile,
+    first_token: usize,
+    groups: Range<usize>,
+}
+
+/// Adds the products of the panel with `n` tokens of a tile to their accumulators.
+///
+/// # Safety
+/// The panel holds these groups of a matrix of B's type, the tile has them in `DIGITS` digits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn times_strip<B: Blocks, const DIGITS: usize>(panel: &Panel, x: &Part, n: usize, acc: &mut [__m256; STRIP]) {
+    let bias = unbias::<B>(BIAS);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (is_split::<B>(), has_min::<B>(), words_of::<B>()) {
+            (false, false, 8) => times_n::<false, false, 8, DIGITS>(panel, x, n, bias, acc),
+            (false, false, 4) => times_n::<false, false, 4, DIGITS>(panel, x, n, bias, acc),
+            (false, false, _) => times_n::<false, false, 0, DIGITS>(panel, x, n, bias, acc),
+            (false, true, 8) => times_n::<false, true, 8, DIGITS>(panel, x, n, bias, acc),
+            (false, true, _) => times_n::<false, true, 4, DIGITS>(panel, x, n, bias, acc),
+            (true, false, 8) => times_n::<true, false, 4, DIGITS>(panel, x, n, bias, acc),
+            (true, false, _) => times_n::<true, false, 2, DIGITS>(panel, x, n, bias, acc),
+            (true, true, _) => times_n::<true, true, 4, DIGITS>(panel, x, n, bias, acc),
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn times_n<const SPLIT: bool, const MIN: bool, const WORDS: usize, const DIGITS: usize>(
+    panel: &Panel,
+    x: &Part,
+    n: usize,
+    bias: i32,
+    acc: &mut [__m256; STRIP],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match n {
+            1 => times::<SPLIT, MIN, WORDS, DIGITS, 1>(panel, x, bias, acc),
+            2 => times::<SPLIT, MIN, WORDS, DIGITS, 2>(panel, x, bias, acc),
+            3 => times::<SPLIT, MIN, WORDS, DIGITS, 3>(panel, x, bias, acc),
+            _ => times::<SPLIT, MIN, WORDS, DIGITS, STRIP>(panel, x, bias, acc),
+        }
+    }
+}
+
+/// The one shape of all products of many tokens: `N` tokens, `DIGITS` digits, scales by form.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn times<const SPLIT: bool, const MIN: bool, const WORDS: usize, const DIGITS: usize, const N: usize>(
+    panel: &Panel,
+    x: &Part,
+    bias: i32,
+    acc: &mut [__m256; STRIP],
+) {
+    let (tile, first, width) = (x.tile, x.first_token, x.tile.width());
+    for (i, g) in x.groups.clone().enumerate() {
+        let scales = &panel.scales[i];
+        let mut total = [_mm256_setzero_ps(); N];
+        for d in 0..DIGITS {
+            // SAFETY: the quads of `N` tokens from `first` on of a digit of group `g`.
+            let q = unsafe { tile.q(g, d).as_ptr().cast::<i32>().add(first) };
+            let start = |t: usize, half: usize| _mm256_set1_epi32(tile.unbias(g, d, half)[first + t] / BIAS * bias);
+            let mut digit = [_mm256_setzero_ps(); N];
+            // SAFETY: as above.
+            unsafe {
+                if SPLIT {
+                    let low = dot::<WORDS, N>(&panel.q[i], q, width, 0..4);
+                    let high = dot::<WORDS, N>(&panel.q[i], q, width, 4..8);
+                    for t in 0..N {
+                        let low = _mm256_cvtepi32_ps(_mm256_add_epi32(low[t], start(t, 0)));
+                        let high = _mm256_cvtepi32_ps(_mm256_add_epi32(high[t], start(t, 1)));
+                        digit[t] = _mm256_fmadd_ps(high, scales.scale[1], _mm256_mul_ps(low, scales.scale[0]));
+                    }
+                } else {
+                    let sums = dot::<WORDS, N>(&panel.q[i], q, width, 0..8);
+                    for t in 0..N {
+                        let sum = if MIN { sums[t] } else { _mm256_add_epi32(sums[t], start(t, 2)) };
+                        digit[t] = _mm256_cvtepi32_ps(sum);
                     }
                 }
-                sums
-            };
-            let (low, high) = (half(0), half(1));
+            }
             for t in 0..N {
-                acc[t] = add_group::<B>([low[t], high[t]], &self.scales[i], x, g, first_token + t, acc[t]);
+                total[t] = if d == 0 { digit[t] } else { _mm256_fmadd_ps(total[t], _mm256_set1_ps(BASE), digit[t]) };
+            }
+        }
+        for t in 0..N {
+            let x_scale = _mm256_set1_ps(tile.x_scale(g)[first + t]);
+            acc[t] = _mm256_fmadd_ps(total[t], _mm256_mul_ps(scales.w_scale, x_scale), acc[t]);
+            if MIN {
+                let factor = if SPLIT {
+                    let sum = |half: usize| _mm256_set1_ps(tile.half_sums(g, half)[first + t] as f32);
+                    let first = _mm256_mul_ps(scales.min[0], sum(0));
+                    _mm256_mul_ps(_mm256_fmadd_ps(scales.min[1], sum(1), first), x_scale)
+                } else {
+                    _mm256_set1_ps(tile.x_sum(g)[first + t])
+                };
+                acc[t] = _mm256_fmadd_ps(scales.w_min, factor, acc[t]);
             }
         }
     }
+}
+
+/// Integer sums of the `quads` of a group for `N` tokens, of which `width` lie side by side. `WORDS`: after how many
+/// multiplications 16-bit sums are widened; 0: both sides are signed.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot<const WORDS: usize, const N: usize>(
+    w: &[__m256i; 8],
+    q: *const i32,
+    width: usize,
+    quads: Range<usize>,
+) -> [__m256i; N] {
+    let mut sums = [_mm256_setzero_si256(); N];
+    let mut words = [_mm256_setzero_si256(); N];
+    for k in quads.clone() {
+        let step = k - quads.start;
+        for t in 0..N {
+            // SAFETY: four bytes of token `t`.
+            let x = _mm256_set1_epi32(unsafe { q.add(k * width + t).read_unaligned() });
+            if WORDS == 0 {
+                sums[t] = _mm256_add_epi32(sums[t], products(w[k], x));
+                continue;
+            }
+            let pairs = _mm256_maddubs_epi16(w[k], x);
+            words[t] = if step % WORDS == 0 { pairs } else { _mm256_add_epi16(words[t], pairs) };
+            if step % WORDS == WORDS - 1 {
+                let quads = widen(words[t]);
+                sums[t] = if step < WORDS { quads } else { _mm256_add_epi32(sums[t], quads) };
+            }
+        }
+    }
+    sums
 }
 
 /// 8 x 8 transpose of dwords: register k of the result holds dword k of every input.

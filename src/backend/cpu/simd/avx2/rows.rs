@@ -11,7 +11,7 @@ use super::matmul::{into_lanes, products};
 use super::scalar;
 use crate::kv::layout::KvType;
 use crate::kv::rows::{self, int8_scale};
-use crate::quant::activation::scale_of;
+use crate::quant::activation::Precision;
 
 /// Elements per step; heads of other lengths take the plain path.
 const STEP: usize = 32;
@@ -81,7 +81,7 @@ pub fn quantize_head(head: &[f32], q: &mut [i8]) -> f32 {
         return (scalar::KERNELS.quantize_head)(head, q);
     }
     assert_eq!(head.len(), q.len(), "a head");
-    let (scale, inv) = scale_of(max_magnitude(head));
+    let (scale, inv) = Precision::Int8.scale_of(max_magnitude(head));
     for (x, q) in head.as_chunks::<STEP>().0.iter().zip(q.as_chunks_mut::<STEP>().0) {
         // SAFETY: 32 bytes out.
         unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), round_to_levels(load32(x), inv)) };

@@ -3,9 +3,14 @@
 //! One token (decode): per group of 32 x 16 rows about 45 operations on the bytes as they lie in the file (16 loads, 8
 //! multiply-adds, 9 to bring the sums into the lanes); memory is asked for 32 KB ahead, without which cold reads run at half
 //! the rate. More tokens (prefill): a panel of 16 rows x up to 64 groups is unpacked once, then every token takes per
-//! group 8 multiply-adds, one conversion, one product of scales and one FMA (two with a minimum).
+//! group 8 multiply-adds, one conversion, one product of scales and one FMA (two with a minimum): 8 of 10 operations at best
+//! are multiply-adds. Two digits double the multiply-adds and add a conversion and an FMA.
+//!
+//! Inner loops are over constant ranges and raw pointers, without closures in iterator adaptors: those are compiled
+//! without the instruction set, are not inlined, and cost a third of the speed.
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::blocks::{Column, LaneScales, ROWS, Wide, transpose};
@@ -15,19 +20,22 @@ use crate::backend::cpu::simd::avx2::blocks::{
 };
 use crate::backend::cpu::threads::ColumnBlock;
 use crate::model::Matrix;
-use crate::quant::activation::{BIAS, QuantTile, TILE};
+use crate::quant::activation::{BASE, BIAS, Precision, QuantTile, TILE};
 use crate::quant::{DType, Form, GROUP};
 
 /// Groups per panel chunk: 32 KB of elements.
 const CHUNK: usize = 64;
 /// How far ahead of the current panel memory is asked for.
 const PREFETCH_BYTES: usize = 32 << 10;
+/// Fewest groups in a row: the units of legacy types are four.
+const MIN_GROUPS: usize = 4;
 
-/// `Kernels::matmul_quantized`. Rows beyond a multiple of sixteen go the AVX2 way, which gives the same bits.
+/// `Kernels::matmul_quantized`. Rows beyond a multiple of sixteen, and very short ones, go the AVX2 way: same bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
     assert!(rows.end <= w.rows && x.iter().all(|x| x.capacity() >= w.cols), "shapes");
-    let whole = rows.start..rows.end - rows.len() % ROWS;
+    let wide = if w.cols / GROUP < MIN_GROUPS { 0 } else { rows.len() - rows.len() % ROWS };
+    let whole = rows.start..rows.start + wide;
     let rest = (whole.end..rows.end, column + whole.len());
     // SAFETY: the shapes were checked above, and each type is read by its own blocks.
     unsafe {
@@ -56,19 +64,21 @@ pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &m
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn matmul<B: Wide>(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
     let is_one_token = x.len() == 1 && x[0].width() == 1;
-    let mut panel = if is_one_token { None } else { Some(Panel::new()) };
+    let mut panel = MaybeUninit::<Panel>::uninit();
     for start in rows.clone().step_by(ROWS) {
         let data = w.rows_data(start..start + ROWS);
         let rows16 = Rows { first: data.as_ptr(), stride: w.row_bytes(), groups: w.cols / GROUP };
-        let at = column + start - rows.start;
+        let columns = column + start - rows.start..column + start - rows.start + ROWS;
         // SAFETY: `rows16` are sixteen whole rows of B's type.
         unsafe {
-            match &mut panel {
-                None => {
-                    let sums = rows16.times_one::<B>(&x[0]);
-                    _mm512_storeu_ps(out.cells(0, at..at + ROWS).as_mut_ptr(), sums);
-                }
-                Some(panel) => rows16.times_many::<B>(x, panel, out, at..at + ROWS),
+            if is_one_token {
+                let sums = match x[0].precision() {
+                    Precision::Int8 => rows16.times_one::<B, 1>(&x[0]),
+                    Precision::Int16 => rows16.times_one::<B, 2>(&x[0]),
+                };
+                _mm512_storeu_ps(out.cells(0, columns).as_mut_ptr(), sums);
+            } else {
+                rows16.times_many::<B>(x, panel.as_mut_ptr(), out, columns);
             }
         }
     }
@@ -82,14 +92,23 @@ struct Rows {
     groups: usize,
 }
 
-/// Runs `$step!(J)` for every group of a block, J a constant.
+/// Whether the halves of a group have scales of their own.
+const fn is_split<B: Wide>() -> bool {
+    matches!(B::FORM, Form::Split | Form::SplitMin)
+}
+
+const fn has_min<B: Wide>() -> bool {
+    matches!(B::FORM, Form::ScaleMin | Form::SplitMin)
+}
+
+/// Runs `$step!(J)` for every group of a unit, J a constant.
 macro_rules! each_group {
     ($blocks:ty, $step:ident) => {
         $step!(0);
-        if <$blocks>::DTYPE.block_elements() > GROUP {
-            $step!(1);
-            $step!(2);
-            $step!(3);
+        $step!(1);
+        $step!(2);
+        $step!(3);
+        if <$blocks>::UNIT > 4 {
             $step!(4);
             $step!(5);
             $step!(6);
@@ -99,46 +118,54 @@ macro_rules! each_group {
 }
 
 impl Rows {
-    /// Block column `b`.
+    /// The unit of groups that holds group `g`, and the number of its first one. The last unit of a row reaches back when
+    /// the row is no whole number of units.
     #[inline(always)]
-    fn column<B: Wide>(&self, b: usize) -> Column {
-        Column { block: self.first.wrapping_add(b * B::DTYPE.block_bytes()), stride: self.stride }
+    fn unit<B: Wide>(&self, g: usize) -> (Column, usize) {
+        let base = g.min(self.groups - B::UNIT);
+        let offset = base * B::BYTES / (B::DTYPE.block_elements() / GROUP);
+        (Column { first: self.first.wrapping_add(offset), stride: self.stride }, base)
     }
 
     /// Sixteen rows times one token.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn times_one<B: Wide>(&self, x: &QuantTile) -> __m512 {
-        let groups_per_block = B::DTYPE.block_elements() / GROUP;
+    unsafe fn times_one<B: Wide, const DIGITS: usize>(&self, x: &QuantTile) -> __m512 {
         let mut acc = _mm512_setzero_ps();
-        for b in 0..self.groups / groups_per_block {
-            let column = self.column::<B>(b);
-            self.prefetch::<B>(b);
+        let mut g = 0;
+        while g < self.groups {
+            let (column, base) = self.unit::<B>(g);
+            self.prefetch::<B>(g);
             // SAFETY: the column lies in the rows.
             let head = unsafe { B::head(column) };
             macro_rules! step {
                 ($j:literal) => {
-                    // SAFETY: as above; the group exists in `x`.
-                    unsafe {
-                        let g = b * groups_per_block + $j;
-                        let sums = one_group::<B, $j>(column, x, g);
-                        acc = add_group::<B>(sums, &B::wide_scales::<$j>(&head), Activation::of(x, g, 0), acc);
+                    if base + $j >= g {
+                        // SAFETY: as above; the group exists in `x`.
+                        unsafe {
+                            let scales = B::lane_scales::<$j>(&head);
+                            let sum = one_group::<B, $j, DIGITS>(column, x, base + $j, &scales);
+                            acc = add_group::<B>(sum, &scales, x, base + $j, acc);
+                        }
                     }
                 };
             }
             each_group!(B, step);
+            g = base + B::UNIT;
         }
         acc
     }
 
-    /// Asks for the bytes one prefetch distance after this block column of the panel.
+    /// Asks for the bytes one prefetch distance after the unit of group `g` of the panel.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    fn prefetch<B: Wide>(&self, b: usize) {
-        let bytes = B::DTYPE.block_bytes() * ROWS;
-        let ahead = self.first.wrapping_add(PREFETCH_BYTES + b * bytes);
-        for line in (0..bytes).step_by(64) {
+    fn prefetch<B: Wide>(&self, g: usize) {
+        let (group_elements, block) = (GROUP * ROWS, B::DTYPE.block_elements());
+        let ahead = self.first.wrapping_add(PREFETCH_BYTES + g * group_elements * B::BYTES / block);
+        let mut line = 0;
+        while line < B::UNIT * group_elements * B::BYTES / block {
             _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line).cast());
+            line += 64;
         }
     }
 
@@ -148,213 +175,321 @@ impl Rows {
     unsafe fn times_many<B: Wide>(
         &self,
         x: &[QuantTile],
-        panel: &mut Panel,
+        panel: *mut Panel,
         out: &mut ColumnBlock,
         columns: Range<usize>,
     ) {
-        for first in (0..self.groups).step_by(CHUNK) {
+        let mut first = 0;
+        while first < self.groups {
             let groups = first..self.groups.min(first + CHUNK);
-            // SAFETY: the groups exist in every row.
-            unsafe { panel.unpack::<B>(self, groups.clone()) };
+            // SAFETY: the groups exist in every row, and fill the first entries of the panel.
+            unsafe { unpack::<B>(panel, self, groups.clone()) };
             let mut token = 0;
             for tile in x {
-                let mut acc = [_mm512_setzero_ps(); TILE];
-                for (t, acc) in acc.iter_mut().enumerate().take(if first > 0 { tile.width() } else { 0 }) {
+                let mut sums = [_mm512_setzero_ps(); TILE];
+                for t in 0..if first > 0 { tile.width() } else { 0 } {
                     // SAFETY: a load of sixteen cells.
-                    *acc = unsafe { _mm512_loadu_ps(out.cells(token + t, columns.clone()).as_ptr()) };
+                    sums[t] = unsafe { _mm512_loadu_ps(out.cells(token + t, columns.clone()).as_ptr()) };
                 }
-                // SAFETY: the tile has these groups.
+                // SAFETY: the tile has these groups, and the panel was filled with them.
                 unsafe {
-                    match tile.width() {
-                        1 => panel.times::<B, 1>(tile, groups.clone(), &mut acc),
-                        2 => panel.times::<B, 2>(tile, groups.clone(), &mut acc),
-                        3 => panel.times::<B, 3>(tile, groups.clone(), &mut acc),
-                        4 => panel.times::<B, 4>(tile, groups.clone(), &mut acc),
-                        5 => panel.times::<B, 5>(tile, groups.clone(), &mut acc),
-                        6 => panel.times::<B, 6>(tile, groups.clone(), &mut acc),
-                        7 => panel.times::<B, 7>(tile, groups.clone(), &mut acc),
-                        _ => panel.times::<B, TILE>(tile, groups.clone(), &mut acc),
+                    let panel = &*panel;
+                    match tile.precision() {
+                        Precision::Int8 => times_tile::<B, 1>(panel, tile, groups.clone(), &mut sums),
+                        Precision::Int16 => times_tile::<B, 2>(panel, tile, groups.clone(), &mut sums),
                     }
                 }
-                for (t, acc) in acc.iter().enumerate().take(tile.width()) {
+                for t in 0..tile.width() {
                     // SAFETY: a store of sixteen cells.
-                    unsafe { _mm512_storeu_ps(out.cells(token + t, columns.clone()).as_mut_ptr(), *acc) };
+                    unsafe { _mm512_storeu_ps(out.cells(token + t, columns.clone()).as_mut_ptr(), sums[t]) };
                 }
                 token += tile.width();
             }
+            first = groups.end;
         }
     }
 }
 
-/// Whether the halves of a group have scales of their own.
-const fn is_split<B: Wide>() -> bool {
-    matches!(B::FORM, Form::Split | Form::SplitMin)
-}
-
-/// The integer sums of a group in the lanes, the bias taken off: of both halves, or of everything in the first.
+/// The sum of products of a group in the lanes: exact for one digit, 255 high + low rounded once for two.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn one_group<B: Wide, const J: usize>(column: Column, x: &QuantTile, g: usize) -> [__m512i; 2] {
+unsafe fn one_group<B: Wide, const J: usize, const DIGITS: usize>(
+    column: Column,
+    x: &QuantTile,
+    g: usize,
+    scales: &LaneScales,
+) -> __m512 {
     let zero = _mm512_setzero_si512();
-    let q = x.q(g);
-    let (mut low, mut high) = ([zero; 4], [zero; 4]);
-    // SAFETY: sixteen bytes each of the 32 of a group; the caller's column.
-    unsafe {
-        let low_x = _mm512_broadcast_i32x4(_mm_loadu_si128(q.as_ptr().cast()));
-        let high_x = _mm512_broadcast_i32x4(_mm_loadu_si128(q.as_ptr().add(16).cast()));
-        for r in 0..4 {
-            let [low_w, high_w] = B::wide_quants::<J>(column, r);
-            low[r] = _mm512_dpbusd_epi32(zero, low_w, low_x);
+    let (mut low, mut high) = ([[zero; 4]; DIGITS], [[zero; 4]; DIGITS]);
+    for r in 0..4 {
+        // SAFETY: the caller's column.
+        let [low_w, high_w] = unsafe { B::wide_quants::<J>(column, r) };
+        for d in 0..DIGITS {
+            let q = x.q(g, d).as_ptr();
+            // SAFETY: sixteen bytes each of the 32 of a group.
+            let (low_x, high_x) = unsafe { (_mm_loadu_si128(q.cast()), _mm_loadu_si128(q.add(16).cast())) };
+            low[d][r] = _mm512_dpbusd_epi32(zero, low_w, _mm512_broadcast_i32x4(low_x));
+            let start = if is_split::<B>() { zero } else { low[d][r] };
+            let both = _mm512_dpbusd_epi32(start, high_w, _mm512_broadcast_i32x4(high_x));
             if is_split::<B>() {
-                high[r] = _mm512_dpbusd_epi32(zero, high_w, high_x);
+                high[d][r] = both;
             } else {
-                low[r] = _mm512_dpbusd_epi32(low[r], high_w, high_x);
+                low[d][r] = both;
             }
         }
     }
-    let unbiased = |sums: [__m512i; 4], bias_sum: i32| match B::BIAS {
-        0 => into_lanes(sums),
-        bias => _mm512_sub_epi32(into_lanes(sums), _mm512_set1_epi32(bias * bias_sum)),
-    };
-    let halves = [x.half_sums(g, 0)[0], x.half_sums(g, 1)[0]];
-    if is_split::<B>() {
-        [unbiased(low, halves[0]), unbiased(high, halves[1])]
-    } else {
-        [unbiased(low, halves[0] + halves[1]), zero]
+    let mut sum = _mm512_setzero_ps();
+    for d in 0..DIGITS {
+        // what takes the bias off: the tile's is made for `BIAS`
+        let unbias = |half: usize| _mm512_set1_epi32(x.unbias(g, d, half)[0] / BIAS * B::BIAS);
+        let digit = if is_split::<B>() {
+            let first = _mm512_cvtepi32_ps(_mm512_add_epi32(into_lanes(low[d]), unbias(0)));
+            let second = _mm512_cvtepi32_ps(_mm512_add_epi32(into_lanes(high[d]), unbias(1)));
+            _mm512_fmadd_ps(second, scales.scale[1], _mm512_mul_ps(first, scales.scale[0]))
+        } else {
+            let sums = into_lanes(low[d]);
+            _mm512_cvtepi32_ps(if B::BIAS == 0 { sums } else { _mm512_add_epi32(sums, unbias(2)) })
+        };
+        sum = if d == 0 { digit } else { _mm512_fmadd_ps(sum, _mm512_set1_ps(BASE), digit) };
     }
+    sum
 }
 
 /// Four registers, each of four rows with four partial sums -> lane r holds the sum of row r.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn into_lanes(s: [__m512i; 4]) -> __m512i {
-    let [a, b, c, d] = transpose(s);
-    _mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d))
+    let pairs = |a: __m512i, b: __m512i| _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let (a, b) = (pairs(s[0], s[1]), pairs(s[2], s[3]));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))
 }
 
-/// What a token brings to a group beside its elements, in all lanes.
-#[derive(Clone, Copy)]
-struct Activation {
-    x_scale: __m512,
-    x_sum: __m512,
-    half_sums: [__m512i; 2],
-}
-
-impl Activation {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    fn of(x: &QuantTile, g: usize, token: usize) -> Activation {
-        Activation {
-            x_scale: _mm512_set1_ps(x.x_scale(g)[token]),
-            x_sum: _mm512_set1_ps(x.x_sum(g)[token]),
-            half_sums: [0, 1].map(|half| _mm512_set1_epi32(x.half_sums(g, half)[token])),
-        }
-    }
-}
-
-/// One step of the contract's dot product in sixteen lanes.
+/// One step of the contract's dot product in sixteen lanes, for a token that is alone in its tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn add_group<B: Wide>(sums: [__m512i; 2], w: &LaneScales, x: Activation, acc: __m512) -> __m512 {
-    let int_sum = if is_split::<B>() {
-        _mm512_add_epi32(_mm512_mullo_epi32(sums[0], w.scale[0]), _mm512_mullo_epi32(sums[1], w.scale[1]))
-    } else {
-        sums[0]
-    };
-    let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(int_sum), _mm512_mul_ps(w.w_scale, x.x_scale), acc);
+fn add_group<B: Wide>(sum: __m512, w: &LaneScales, x: &QuantTile, g: usize, acc: __m512) -> __m512 {
+    let x_scale = _mm512_set1_ps(x.x_scale(g)[0]);
+    let acc = _mm512_fmadd_ps(sum, _mm512_mul_ps(w.w_scale, x_scale), acc);
     match B::FORM {
         Form::Scale | Form::Split => acc,
-        Form::ScaleMin => _mm512_fmadd_ps(w.w_min, x.x_sum, acc),
+        Form::ScaleMin => _mm512_fmadd_ps(w.w_min, _mm512_set1_ps(x.x_sum(g)[0]), acc),
         Form::SplitMin => {
-            let half = |h: usize| _mm512_mullo_epi32(w.min[h], x.half_sums[h]);
-            let min_sum = _mm512_cvtepi32_ps(_mm512_add_epi32(half(0), half(1)));
-            _mm512_fmadd_ps(w.w_min, _mm512_mul_ps(min_sum, x.x_scale), acc)
+            let half = |h: usize| _mm512_set1_ps(x.half_sums(g, h)[0] as f32);
+            let min_sum = _mm512_fmadd_ps(w.min[1], half(1), _mm512_mul_ps(w.min[0], half(0)));
+            _mm512_fmadd_ps(w.w_min, _mm512_mul_ps(min_sum, x_scale), acc)
         }
     }
 }
 
-/// Up to `CHUNK` groups of sixteen rows, unpacked: `q[group][element / 4][row][4]` unsigned, signed types with `BIAS`.
+/// Up to `CHUNK` groups of sixteen rows, unpacked; a type fills what its form uses.
+#[repr(C, align(64))]
 struct Panel {
-    q: Box<[[__m512i; 8]; CHUNK]>,
-    scales: Box<[LaneScales; CHUNK]>,
+    /// [group][element / 4][row][4], unsigned; signed types with `BIAS`
+    q: [[[u8; 4 * ROWS]; 8]; CHUNK],
+    w_scale: [[f32; ROWS]; CHUNK],
+    w_min: [[f32; ROWS]; CHUNK],
+    /// [group][half][row]
+    scale: [[[f32; ROWS]; 2]; CHUNK],
+    min: [[[f32; ROWS]; 2]; CHUNK],
 }
 
-impl Panel {
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    fn new() -> Panel {
-        let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
-        let scales = LaneScales { w_scale: none, w_min: none, scale: [zero; 2], min: [zero; 2] };
-        Panel { q: Box::new([[zero; 8]; CHUNK]), scales: Box::new([scales; CHUNK]) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn unpack<B: Wide>(&mut self, rows: &Rows, groups: Range<usize>) {
-        let groups_per_block = B::DTYPE.block_elements() / GROUP;
-        let to_bias = _mm512_set1_epi8(if B::BIAS == 0 { 0 } else { (BIAS - B::BIAS) as i8 });
-        let mut i = 0;
-        for b in groups.start / groups_per_block..groups.end / groups_per_block {
-            let column = rows.column::<B>(b);
-            // SAFETY: the column lies in the rows.
-            let head = unsafe { B::head(column) };
-            macro_rules! step {
-                ($j:literal) => {
-                    let mut v = [[_mm512_setzero_si512(); 2]; 4];
-                    for (r, v) in v.iter_mut().enumerate() {
-                        // SAFETY: as above.
-                        *v = unsafe { B::wide_quants::<$j>(column, r) };
-                    }
-                    for half in 0..2 {
-                        let quads = transpose([v[0][half], v[1][half], v[2][half], v[3][half]]);
-                        for (k, quad) in quads.into_iter().enumerate() {
-                            self.q[i][4 * half + k] = _mm512_add_epi8(quad, to_bias);
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn unpack<B: Wide>(panel: *mut Panel, rows: &Rows, groups: Range<usize>) {
+    let to_bias = _mm512_set1_epi8(if B::BIAS == 0 { 0 } else { (BIAS - B::BIAS) as i8 });
+    let mut g = groups.start;
+    while g < groups.end {
+        let (column, base) = rows.unit::<B>(g);
+        // SAFETY: the column lies in the rows.
+        let head = unsafe { B::head(column) };
+        macro_rules! step {
+            ($j:literal) => {
+                if base + $j >= g {
+                    // SAFETY: as above; at most `CHUNK` groups are written, each to its own entry.
+                    unsafe {
+                        let i = base + $j - groups.start;
+                        let (a, b) = (B::wide_quants::<$j>(column, 0), B::wide_quants::<$j>(column, 1));
+                        let (c, d) = (B::wide_quants::<$j>(column, 2), B::wide_quants::<$j>(column, 3));
+                        for half in 0..2 {
+                            let quads = transpose([a[half], b[half], c[half], d[half]]);
+                            for k in 0..4 {
+                                let to = (&raw mut (*panel).q[i][4 * half + k]).cast();
+                                _mm512_store_si512(to, _mm512_add_epi8(quads[k], to_bias));
+                            }
                         }
-                    }
-                    // SAFETY: the CPU has the features.
-                    self.scales[i] = unsafe { B::wide_scales::<$j>(&head) };
-                    i += 1;
-                };
-            }
-            each_group!(B, step);
-        }
-    }
-
-    /// Adds the products of these groups with the `N` tokens of a tile to their accumulators.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn times<B: Wide, const N: usize>(&self, x: &QuantTile, groups: Range<usize>, acc: &mut [__m512; TILE]) {
-        assert_eq!(x.width(), N, "tokens of the tile");
-        let mut sums = [_mm512_setzero_ps(); N];
-        sums.copy_from_slice(&acc[..N]);
-        for (i, g) in groups.enumerate() {
-            let (q, quads, scales) = (&self.q[i], x.q(g).as_ptr().cast::<i32>(), &self.scales[i]);
-            let half = |h: usize, mut s: [__m512i; N]| {
-                for (k, &w) in q.iter().enumerate().skip(4 * h).take(4) {
-                    for (t, s) in s.iter_mut().enumerate() {
-                        // SAFETY: four bytes of token `t` of the 8 x N quads of group `g`.
-                        let x4 = unsafe { quads.add(k * N + t).read_unaligned() };
-                        *s = _mm512_dpbusd_epi32(*s, w, _mm512_set1_epi32(x4));
+                        store_scales::<B>(panel, i, &B::lane_scales::<$j>(&head));
                     }
                 }
-                s
             };
-            let start = |h: usize| -> [__m512i; N] {
-                let unbias = x.unbias(g, h).as_ptr();
-                // SAFETY: N values per half of a group.
-                std::array::from_fn(|t| match B::BIAS {
-                    0 => _mm512_setzero_si512(),
-                    _ => _mm512_set1_epi32(unsafe { *unbias.add(t) }),
-                })
-            };
-            let (low, high) = if is_split::<B>() {
-                (half(0, start(0)), half(1, start(1)))
-            } else {
-                (half(1, half(0, start(2))), [_mm512_setzero_si512(); N])
-            };
-            for t in 0..N {
-                sums[t] = add_group::<B>([low[t], high[t]], scales, Activation::of(x, g, t), sums[t]);
+        }
+        each_group!(B, step);
+        g = base + B::UNIT;
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn store_scales<B: Wide>(panel: *mut Panel, i: usize, scales: &LaneScales) {
+    // SAFETY: entry `i` of the panel, which is aligned to 64 bytes.
+    unsafe {
+        _mm512_store_ps((&raw mut (*panel).w_scale[i]).cast(), scales.w_scale);
+        if has_min::<B>() {
+            _mm512_store_ps((&raw mut (*panel).w_min[i]).cast(), scales.w_min);
+        }
+        for half in 0..2 {
+            if is_split::<B>() {
+                _mm512_store_ps((&raw mut (*panel).scale[i][half]).cast(), scales.scale[half]);
+            }
+            if is_split::<B>() && has_min::<B>() {
+                _mm512_store_ps((&raw mut (*panel).min[i][half]).cast(), scales.min[half]);
             }
         }
-        acc[..N].copy_from_slice(&sums);
     }
+}
+
+/// Adds the products of the panel with the tokens of a tile to their accumulators.
+///
+/// # Safety
+/// The panel holds these groups of a matrix of B's type, the tile has them in `DIGITS` digits.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn times_tile<B: Wide, const DIGITS: usize>(
+    panel: &Panel,
+    x: &QuantTile,
+    groups: Range<usize>,
+    sums: &mut [__m512; TILE],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (is_split::<B>(), has_min::<B>()) {
+            (false, false) => times_width::<false, false, DIGITS>(panel, x, groups, sums),
+            (false, true) => times_width::<false, true, DIGITS>(panel, x, groups, sums),
+            (true, false) => times_width::<true, false, DIGITS>(panel, x, groups, sums),
+            (true, true) => times_width::<true, true, DIGITS>(panel, x, groups, sums),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn times_width<const SPLIT: bool, const MIN: bool, const DIGITS: usize>(
+    panel: &Panel,
+    x: &QuantTile,
+    groups: Range<usize>,
+    sums: &mut [__m512; TILE],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match x.width() {
+            1 => times::<SPLIT, MIN, 1, DIGITS>(panel, x, groups, sums),
+            2 => times::<SPLIT, MIN, 2, DIGITS>(panel, x, groups, sums),
+            3 => times::<SPLIT, MIN, 3, DIGITS>(panel, x, groups, sums),
+            4 => times::<SPLIT, MIN, 4, DIGITS>(panel, x, groups, sums),
+            5 => times::<SPLIT, MIN, 5, DIGITS>(panel, x, groups, sums),
+            6 => times::<SPLIT, MIN, 6, DIGITS>(panel, x, groups, sums),
+            7 => times::<SPLIT, MIN, 7, DIGITS>(panel, x, groups, sums),
+            _ => times::<SPLIT, MIN, TILE, DIGITS>(panel, x, groups, sums),
+        }
+    }
+}
+
+/// The one shape of all products of many tokens: `N` tokens, `DIGITS` digits, scales by form. Types with a minimum are
+/// unsigned, all others carry `BIAS`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn times<const SPLIT: bool, const MIN: bool, const N: usize, const DIGITS: usize>(
+    panel: &Panel,
+    x: &QuantTile,
+    groups: Range<usize>,
+    sums: &mut [__m512; TILE],
+) {
+    let mut acc = [_mm512_setzero_ps(); N];
+    acc.copy_from_slice(&sums[..N]);
+    let q = x.q(groups.start, 0).as_ptr().cast::<i32>();
+    let unbias = x.unbias(groups.start, 0, 0).as_ptr();
+    let (x_scale, x_sum) = (x.x_scale(groups.start).as_ptr(), x.x_sum(groups.start).as_ptr());
+    let half_sums = x.half_sums(groups.start, 0).as_ptr();
+    for i in 0..groups.len() {
+        // SAFETY: every pointer stays within the groups of the tile, whose layout `QuantTile` documents.
+        unsafe {
+            let mut total = [_mm512_setzero_ps(); N];
+            for d in 0..DIGITS {
+                let (q, unbias) = (q.add((i * DIGITS + d) * 8 * N), unbias.add((i * DIGITS + d) * 3 * N));
+                let mut digit = [_mm512_setzero_ps(); N];
+                if SPLIT {
+                    let first = dot::<MIN, N>(&panel.q[i], q, unbias, 0..4);
+                    let second = dot::<MIN, N>(&panel.q[i], q, unbias.add(N), 4..8);
+                    let scale = [load(&panel.scale[i][0]), load(&panel.scale[i][1])];
+                    for t in 0..N {
+                        let first = _mm512_mul_ps(_mm512_cvtepi32_ps(first[t]), scale[0]);
+                        digit[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(second[t]), scale[1], first);
+                    }
+                } else {
+                    let sums = dot::<MIN, N>(&panel.q[i], q, unbias.add(2 * N), 0..8);
+                    for t in 0..N {
+                        digit[t] = _mm512_cvtepi32_ps(sums[t]);
+                    }
+                }
+                for t in 0..N {
+                    let high = _mm512_set1_ps(BASE);
+                    total[t] = if d == 0 { digit[t] } else { _mm512_fmadd_ps(total[t], high, digit[t]) };
+                }
+            }
+            let w_scale = load(&panel.w_scale[i]);
+            for t in 0..N {
+                let x_scale = _mm512_set1_ps(*x_scale.add(i * N + t));
+                acc[t] = _mm512_fmadd_ps(total[t], _mm512_mul_ps(w_scale, x_scale), acc[t]);
+            }
+            if MIN {
+                let w_min = load(&panel.w_min[i]);
+                for t in 0..N {
+                    let factor = if SPLIT {
+                        let sum = |half: usize| _mm512_set1_ps(*half_sums.add((2 * i + half) * N + t) as f32);
+                        let first = _mm512_mul_ps(load(&panel.min[i][0]), sum(0));
+                        let min_sum = _mm512_fmadd_ps(load(&panel.min[i][1]), sum(1), first);
+                        _mm512_mul_ps(min_sum, _mm512_set1_ps(*x_scale.add(i * N + t)))
+                    } else {
+                        _mm512_set1_ps(*x_sum.add(i * N + t))
+                    };
+                    acc[t] = _mm512_fmadd_ps(w_min, factor, acc[t]);
+                }
+            }
+        }
+    }
+    sums[..N].copy_from_slice(&acc);
+}
+
+/// Integer sums of the `quads` of a group for `N` tokens; what takes the bias off is where they start.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn dot<const MIN: bool, const N: usize>(
+    w: &[[u8; 4 * ROWS]; 8],
+    q: *const i32,
+    unbias: *const i32,
+    quads: Range<usize>,
+) -> [__m512i; N] {
+    let mut sums = [_mm512_setzero_si512(); N];
+    if !MIN {
+        for t in 0..N {
+            // SAFETY: N values.
+            sums[t] = _mm512_set1_epi32(unsafe { *unbias.add(t) });
+        }
+    }
+    for k in quads {
+        // SAFETY: 64 aligned bytes of the panel.
+        let w = unsafe { _mm512_load_si512(w[k].as_ptr().cast()) };
+        for t in 0..N {
+            // SAFETY: four bytes of token `t` of the 8 x N quads of a group.
+            let x = _mm512_set1_epi32(unsafe { q.add(k * N + t).read_unaligned() });
+            sums[t] = _mm512_dpbusd_epi32(sums[t], w, x);
+        }
+    }
+    sums
+}
+
+/// Sixteen scales of a panel.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn load(lanes: &[f32; ROWS]) -> __m512 {
+    // SAFETY: 64 bytes, aligned as the panel is.
+    unsafe { _mm512_load_ps(lanes.as_ptr()) }
 }
