@@ -64,7 +64,7 @@ fn a_report_says_where_it_comes_from_and_counts_what_there_is_to_do() {
     assert!(machine["cpu"].as_str().is_some_and(|cpu| !cpu.is_empty()));
     let model = &report["model"];
     let shape = ["layers", "dim", "hidden_dim", "heads", "kv_heads", "head_dim", "vocab"].map(|key| &model[key]);
-    assert_eq!(model["name"], "Q4_1.gguf");
+    assert_eq!((&model["name"], &model["activations"]), (&json!("Q4_1.gguf"), &json!("int8")));
     assert_eq!(shape, [1, 256, 256, 4, 2, 64, 320]);
     for limit in ["read_bytes_per_second", "read_buffer_bytes", "int8_ops_per_second", "float_ops_per_second"] {
         assert!(positive(&report["ceilings"][limit]), "{limit}");
@@ -187,10 +187,9 @@ fn files_that_are_no_reports_are_refused_before_anything_is_measured() {
         let mut test = test.clone();
         test["tokens_per_second"] = json!(speed);
         let machine = json!({"cpu": "x", "threads": 1, "simd": "scalar"});
-        json!({"sayfa": "0", "machine": machine, "model": {"name": "x"}, "tests": [test]})
+        json!({"sayfa": "0", "machine": machine, "model": {"name": "x", "activations": "int8"}, "tests": [test]})
     };
-    let none =
-        json!({"sayfa": "0", "machine": {"cpu": "x", "threads": 1, "simd": "y"}, "model": {"name": "x"}, "tests": []});
+    let none = json!({"sayfa": "0", "machine": {"cpu": "x", "threads": 1, "simd": "y"}, "model": {"name": "x", "activations": "int8"}, "tests": []});
     let foreign = ["", "{", "[]", "{\"tests\": []}", "\u{7f}ELF", "{\"tests\": [{\"name\": \"decode\"}]}"];
     let foreign =
         foreign.map(str::to_string).into_iter().chain([with_speed(0.0), with_speed(-1.0), none].map(|v| v.to_string()));

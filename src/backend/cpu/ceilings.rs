@@ -40,6 +40,8 @@ impl Meter {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let share = |part: &[u8], worker: usize| part.len() * worker / self.threads / 64 * 64;
         let seconds = self.team.run(|crew| {
+            // Threads that slept are awake from here on.
+            crew.each(|_| ());
             let start = Instant::now();
             crew.each(|worker| {
                 for part in parts {

@@ -44,6 +44,14 @@ pub enum Activations {
 }
 
 impl Activations {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Activations::Int8 => "int8",
+            Activations::Int16 => "int16",
+            Activations::F32 => "f32",
+        }
+    }
+
     /// Of the quantized form, which F32 does not use.
     const fn precision(self) -> Precision {
         match self {

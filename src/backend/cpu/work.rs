@@ -13,8 +13,11 @@ pub fn add_batch(profile: &mut Profile, model: &Model, layout: &Layout, activati
     let product = |linear: &Linear, tokens: f64| {
         let weight = &linear.weight;
         let ops = 2.0 * weight.rows as f64 * weight.cols as f64 * tokens;
-        let is_int8 = activations != Activations::F32 && weight.dtype.is_quantized();
-        let (int8_ops, float_ops) = if is_int8 { (ops, 0.0) } else { (0.0, ops) };
+        let (int8_ops, float_ops) = match activations {
+            Activations::F32 => (0.0, ops),
+            _ if !weight.dtype.is_quantized() => (0.0, ops),
+            _ => (ops * activations.precision().digits() as f64, 0.0),
+        };
         Work { bytes: weight.bytes() as f64, int8_ops, float_ops }
     };
     let products = |linears: &[&Linear], tokens: usize| {

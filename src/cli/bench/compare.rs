@@ -27,6 +27,7 @@ struct EarlierMachine {
 #[derive(Debug, Deserialize)]
 struct EarlierModel {
     name: String,
+    activations: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -113,6 +114,7 @@ impl Comparison {
         let facts = [
             ("sayfa", earlier.sayfa.clone(), report.sayfa.to_string()),
             ("the model", earlier.model.name.clone(), report.model.name.clone()),
+            ("activations", earlier.model.activations.clone(), report.model.activations.to_string()),
             ("the processor", earlier.machine.cpu.clone(), report.machine.cpu.clone()),
             ("threads", earlier.machine.threads.to_string(), report.machine.threads.to_string()),
             ("instructions", earlier.machine.simd.clone(), report.machine.simd.to_string()),

@@ -182,6 +182,7 @@ fn begin(subject: &Subject, meter: &cpu::Meter) -> Report {
             vocab: widths.vocab,
             weights_bytes_per_token: info.weight_bytes_per_token,
             batch_tokens: info.batch_tokens,
+            activations: subject.activations().name(),
         },
         ceilings: Ceilings::measure(meter),
         tests: Vec::new(),

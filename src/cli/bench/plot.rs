@@ -95,9 +95,10 @@ fn draw_panel<B: DrawingBackend>(
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
     }
     chart
+        // Speed falls with depth: there is room in this corner.
         .configure_series_labels()
         .label_font(LABELS)
-        .position(SeriesLabelPosition::LowerLeft)
+        .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))
         .draw()

@@ -45,6 +45,8 @@ pub struct ModelFacts {
     pub weights_bytes_per_token: u64,
     /// Most prompt tokens computed in one step.
     pub batch_tokens: usize,
+    /// How the inputs of quantized matrices are multiplied.
+    pub activations: &'static str,
 }
 
 /// One test.

@@ -83,6 +83,10 @@ impl Subject {
         Ok(())
     }
 
+    pub fn activations(&self) -> cpu::Activations {
+        self.backend_options.activations
+    }
+
     /// Refuses tests that no sequence has room for.
     pub fn check_room(&self, tokens: usize, sequences: usize) -> anyhow::Result<()> {
         let context = self.engine.context_tokens();

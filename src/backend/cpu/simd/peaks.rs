@@ -1,5 +1,7 @@
 //! What a core gives at best: a plain read of memory, and multiply-add instructions on registers alone. No kernel can beat
 //! these; `sayfa bench` shows how near the stages of a step come.
+//!
+//! Plain loops over the chains: a closure handed to `map` would not be compiled into a function with other features.
 
 use super::{LANES, Simd};
 
@@ -136,9 +138,15 @@ mod x86 {
         let (a, b) = std::hint::black_box((_mm512_set1_epi8(3), _mm512_set1_epi8(5)));
         let mut sums = [_mm512_setzero_si512(); CHAINS];
         for _ in 0..rounds {
-            sums = sums.map(|sum| _mm512_dpbusd_epi32(sum, a, b));
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, a, b);
+            }
         }
-        sums.into_iter().map(|sum| _mm512_reduce_add_epi32(sum) as u64).fold(0, u64::wrapping_add)
+        let mut all = 0u64;
+        for sum in sums {
+            all = all.wrapping_add(_mm512_reduce_add_epi32(sum) as u64);
+        }
+        all
     }
 
     /// VPMADDUBSW and VPMADDWD: 32 products and most of their sums. The rest has a port of its own.
@@ -148,9 +156,15 @@ mod x86 {
         let mut sums = [_mm256_set1_epi8(3); CHAINS];
         for _ in 0..rounds {
             // Each takes the last one's result, or the compiler would compute it once.
-            sums = sums.map(|sum| _mm256_madd_epi16(_mm256_maddubs_epi16(sum, b), ones));
+            for sum in &mut sums {
+                *sum = _mm256_madd_epi16(_mm256_maddubs_epi16(*sum, b), ones);
+            }
         }
-        sums.into_iter().map(|sum| _mm256_extract_epi64::<0>(sum) as u64).fold(0, u64::wrapping_add)
+        let mut all = 0u64;
+        for sum in sums {
+            all = all.wrapping_add(_mm256_extract_epi64::<0>(sum) as u64);
+        }
+        all
     }
 
     #[target_feature(enable = "avx512f")]
@@ -158,9 +172,15 @@ mod x86 {
         let factor = std::hint::black_box(_mm512_set1_ps(0.5));
         let mut sums = [factor; CHAINS];
         for _ in 0..rounds {
-            sums = sums.map(|sum| _mm512_fmadd_ps(sum, factor, factor));
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, factor, factor);
+            }
         }
-        sums.into_iter().map(|sum| u64::from(_mm512_reduce_add_ps(sum).to_bits())).sum()
+        let mut all = 0;
+        for sum in sums {
+            all += u64::from(_mm512_reduce_add_ps(sum).to_bits());
+        }
+        all
     }
 
     #[target_feature(enable = "avx2,fma")]
@@ -168,9 +188,15 @@ mod x86 {
         let factor = std::hint::black_box(_mm256_set1_ps(0.5));
         let mut sums = [factor; CHAINS];
         for _ in 0..rounds {
-            sums = sums.map(|sum| _mm256_fmadd_ps(sum, factor, factor));
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, factor, factor);
+            }
         }
-        sums.into_iter().map(|sum| u64::from(_mm256_cvtss_f32(sum).to_bits())).sum()
+        let mut all = 0;
+        for sum in sums {
+            all += u64::from(_mm256_cvtss_f32(sum).to_bits());
+        }
+        all
     }
 }
 
