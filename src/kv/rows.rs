@@ -48,26 +48,33 @@ pub fn int8_scale(max: f32) -> ([u8; 2], f32) {
 
 /// Stored rows that follow each other, with their scales -> `rows` f32 (rotated rows stay rotated). Exact.
 pub fn decode(kv_type: KvType, stored: &[u8], scales: &[u8], rows: &mut [f32]) {
+    widen(kv_type, stored, rows);
+    if kv_type == KvType::Int8 {
+        let head_dim = rows.len() / (scales.len() / 2);
+        for (row, scale) in rows.chunks_exact_mut(head_dim).zip(scales.as_chunks::<2>().0) {
+            let scale = f16::from_le_bytes(*scale).to_f32();
+            row.iter_mut().for_each(|x| *x *= scale);
+        }
+    }
+}
+
+/// The elements of stored rows as f32: the values of float types, the integers of int8 rows. Exact.
+pub fn widen(kv_type: KvType, stored: &[u8], rows: &mut [f32]) {
+    assert_eq!(stored.len(), kv_type.row_bytes(rows.len()), "stored rows");
     match kv_type {
         KvType::F32 => {
-            assert_eq!(stored.len(), 4 * rows.len(), "stored rows");
             for (x, bytes) in rows.iter_mut().zip(stored.as_chunks::<4>().0) {
                 *x = f32::from_le_bytes(*bytes);
             }
         }
         KvType::F16 => {
-            assert_eq!(stored.len(), 2 * rows.len(), "stored rows");
             for (x, bytes) in rows.iter_mut().zip(stored.as_chunks::<2>().0) {
                 *x = f16::from_le_bytes(*bytes).to_f32();
             }
         }
         KvType::Int8 => {
-            assert_eq!(stored.len(), rows.len(), "stored rows");
-            let head_dim = rows.len() / (scales.len() / 2);
-            let stored = stored.chunks_exact(head_dim).zip(scales.as_chunks::<2>().0);
-            for (row, (stored, scale)) in rows.chunks_exact_mut(head_dim).zip(stored) {
-                let scale = f16::from_le_bytes(*scale).to_f32();
-                row.iter_mut().zip(stored).for_each(|(x, &q)| *x = f32::from(q as i8) * scale);
+            for (x, byte) in rows.iter_mut().zip(stored) {
+                *x = f32::from(*byte as i8);
             }
         }
     }

@@ -3,8 +3,9 @@
 //! A span is 256 consecutive entries of the page table. For one query and one span: all scores, their maximum m,
 //! p = exp(score - m), l = sum of p, o = sum of p * v. Each span stands alone; (m, l, o) are merged in span order, so no
 //! result depends on how spans are shared out. The G query heads of a KV head, and up to `TILE` tokens of a prompt, use
-//! each page of K and V once it is turned into f32 (4 KB a page at head_dim 64: it stays in the L1 cache). INT8 pages are
-//! never turned into anything: scores are integer dot products with an int8 query, values are widened in registers.
+//! each page of K and V once it is turned into f32 (4 KB a page at head_dim 64: it stays in the L1 cache). INT8 scores are
+//! integer dot products with an int8 query; the scales of INT8 values go into p, their integers are exact in f32.
+//! While K of a page is scored its V is asked for, and the next span's K while V is added up.
 //!
 //! Cost per query head and cached token: 2 * head_dim FMAs; memory per KV head, token and tile: one K and one V row.
 
@@ -13,13 +14,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::pages::Pages;
-use super::simd::{Kernels, exp};
+use super::simd::{Kernels, Queries};
 use super::threads::{Crew, PerWorker};
 use crate::backend::BatchRow;
 use crate::kv::layout::{BLOCK_TOKENS, Half, KvType};
 
-/// Consecutive tokens of a sequence that are scored together: a part of the contract.
-pub const SPAN_TOKENS: usize = 256;
+pub use super::simd::SPAN_TOKENS;
 /// Tokens of a prompt that share one pass over the pages.
 const TILE: usize = 8;
 /// Batches of at most this many tokens are split by spans as well, so that few heads still use all threads.
@@ -43,36 +43,9 @@ pub struct Task<'a> {
     /// (tokens, q_len) f32, each row starting with the query heads of its token
     pub queries: &'a [f32],
     pub q_len: usize,
-    /// (tokens), when K is int8
-    pub int8: &'a [Int8Query],
-}
-
-/// The query heads of a token as int8, one scale a head.
-#[derive(Clone, Debug)]
-pub struct Int8Query {
-    /// (n_heads * head_dim)
-    pub q: Vec<i8>,
-    /// (n_heads)
-    pub scale: Vec<f32>,
-}
-
-impl Int8Query {
-    /// Room for `n_heads` heads; for none, nothing.
-    pub fn new(n_heads: usize, head_dim: usize) -> Int8Query {
-        Int8Query { q: vec![0; n_heads * head_dim], scale: vec![0.0; n_heads] }
-    }
-
-    /// Bytes that `new` allocates, itself included.
-    pub fn bytes(n_heads: usize, head_dim: usize) -> u64 {
-        (size_of::<Int8Query>() + n_heads * (head_dim + 4)) as u64
-    }
-
-    pub fn quantize(&mut self, kernels: &Kernels, heads: &[f32], head_dim: usize) {
-        let heads = heads.chunks_exact(head_dim).zip(self.q.chunks_exact_mut(head_dim));
-        for ((head, q), scale) in heads.zip(&mut self.scale) {
-            *scale = (kernels.quantize_head)(head, q);
-        }
-    }
+    /// (tokens, n_heads * head_dim) and (tokens, n_heads), when K is int8
+    pub int8: &'a [i8],
+    pub int8_scales: &'a [f32],
 }
 
 /// Scratch of all workers and the partial results of split batches.
@@ -87,6 +60,8 @@ struct Scratch {
     scores: Vec<f32>,
     /// (BLOCK_TOKENS, head_dim): one page of K or V
     page: Vec<f32>,
+    /// (queries): scales of int8 queries
+    q_scales: Vec<f32>,
     /// (queries, head_dim) of one span, and merged over spans
     span_o: Vec<f32>,
     o: Vec<f32>,
@@ -102,6 +77,7 @@ impl Attention {
         let scratch = || Scratch {
             scores: vec![0.0; queries * SPAN_TOKENS],
             page: vec![0.0; BLOCK_TOKENS * head_dim],
+            q_scales: vec![0.0; queries],
             span_o: vec![0.0; queries * head_dim],
             o: vec![0.0; queries * head_dim],
             span_ml: vec![(0.0, 0.0); queries],
@@ -113,7 +89,7 @@ impl Attention {
     /// Bytes that `new` allocates.
     pub fn bytes(threads: usize, max_group: usize, head_dim: usize) -> u64 {
         let queries = TILE * max_group;
-        let floats = queries * SPAN_TOKENS + BLOCK_TOKENS * head_dim + queries * (2 * head_dim + 4);
+        let floats = queries * (SPAN_TOKENS + 2 * head_dim + 5) + BLOCK_TOKENS * head_dim;
         (threads * (size_of::<Mutex<Scratch>>() + 4 * floats)) as u64
     }
 
@@ -184,19 +160,20 @@ impl Attention {
                 });
             }
         });
-        for (row, heads) in out.chunks_mut(head_dim).zip(0..) {
-            let (token, head) = (heads / task.shape.n_heads, heads % task.shape.n_heads);
-            let (kv_head, q) = (head / group, head % group);
-            let mut ml = (0.0, 0.0);
-            for span in 0..spans {
-                let unit = (token * kv_heads + kv_head) * spans + span;
-                let partial = &self.partials[unit * unit_len + q * (head_dim + 2)..][..head_dim + 2];
-                if task.visible(token, span) > 0 {
-                    merge(span == 0, &mut ml, row, (partial[0], partial[1]), &partial[2..]);
+        let (n_heads, partials) = (task.shape.n_heads, &self.partials);
+        crew.split_rows((out, head_dim), (&mut vec![(); n_tokens * n_heads], 1), |_, rows, out, _| {
+            for (row, o) in rows.zip(out.chunks_mut(head_dim)) {
+                let (token, head) = (row / n_heads, row % n_heads);
+                let (kv_head, q) = (head / group, head % group);
+                let mut ml = (0.0, 0.0);
+                for span in (0..spans).take_while(|&span| task.visible(token, span) > 0) {
+                    let unit = (token * kv_heads + kv_head) * spans + span;
+                    let partial = &partials[unit * unit_len + q * (head_dim + 2)..][..head_dim + 2];
+                    task.merge(span, &mut ml, o, (partial[0], partial[1]), &partial[2..]);
                 }
+                finish(o, ml.1);
             }
-            finish(row, ml.1);
-        }
+        });
     }
 }
 
@@ -222,7 +199,7 @@ impl Task<'_> {
                 if self.visible(tokens.start + q / group, span) > 0 {
                     let part = q * head_dim..(q + 1) * head_dim;
                     let (o, span_o) = (&mut scratch.o[part.clone()], &scratch.span_o[part]);
-                    merge(span == 0, &mut scratch.ml[q], o, scratch.span_ml[q], span_o);
+                    self.merge(span, &mut scratch.ml[q], o, scratch.span_ml[q], span_o);
                 }
             }
         }
@@ -234,91 +211,114 @@ impl Task<'_> {
     /// One span for the query heads of one KV head of some tokens: `scratch.span_ml` and `scratch.span_o`.
     fn span(&self, scratch: &mut Scratch, tokens: Range<usize>, kv_head: usize, span: usize) {
         let (group, head_dim) = (self.group(), self.shape.head_dim);
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let visible = |q: usize| self.visible(tokens.start + q / group, span);
-        let n_queries = tokens.len() * group;
-        let longest = visible(n_queries - 1);
-
-        for at in (0..longest).step_by(BLOCK_TOKENS) {
-            let page = self.page(&mut scratch.page, span, at, longest, Half::K, kv_head);
-            for q in 0..n_queries {
-                let n = visible(q).saturating_sub(at).min(BLOCK_TOKENS);
-                let (token, head) = (tokens.start + q / group, kv_head * group + q % group);
-                let scores = &mut scratch.scores[q * SPAN_TOKENS + at..][..n];
-                match page {
-                    Page::Floats(rows) => {
-                        let query = &self.queries[token * self.q_len + head * head_dim..][..head_dim];
-                        (self.kernels.scores)(query, &rows[..n * head_dim], scale, scores);
-                    }
-                    Page::Int8 { rows, scales } => {
-                        let query = &self.int8[token];
-                        let q = &query.q[head * head_dim..(head + 1) * head_dim];
-                        (self.kernels.scores_int8)(q, query.scale[head] * scale, rows, scales, scores);
-                    }
-                }
-            }
+        let first_head = kv_head * group;
+        // of the last token, which sees most: what is scored for the others beyond their own is not used
+        let longest = self.visible(tokens.end - 1, span);
+        if self.pages.layout().row_type(Half::K) == KvType::Int8 {
+            let scale = 1.0 / (head_dim as f32).sqrt();
+            let n_heads = self.shape.n_heads;
+            let heads =
+                tokens.clone().flat_map(|token| (0..group).map(move |head| token * n_heads + first_head + head));
+            scratch.q_scales.iter_mut().zip(heads).for_each(|(to, from)| *to = self.int8_scales[from] * scale);
         }
-        for q in 0..n_queries {
-            let scores = &mut scratch.scores[q * SPAN_TOKENS..][..visible(q)];
+        for at in (0..longest).step_by(BLOCK_TOKENS) {
+            self.prefetch(span, at, Half::V, kv_head);
+            self.score_page(scratch, tokens.clone(), kv_head, (span, at, longest));
+        }
+        for (q, token) in tokens.clone().flat_map(|token| (0..group).map(move |_| token)).enumerate() {
+            let scores = &mut scratch.scores[q * SPAN_TOKENS..][..self.visible(token, span)];
             scratch.span_ml[q] = (self.kernels.softmax_span)(scores);
         }
-        scratch.span_o[..n_queries * head_dim].fill(0.0);
+        scratch.span_o[..tokens.len() * group * head_dim].fill(0.0);
         for at in (0..longest).step_by(BLOCK_TOKENS) {
-            let page = self.page(&mut scratch.page, span, at, longest, Half::V, kv_head);
-            for q in 0..n_queries {
-                let n = visible(q).saturating_sub(at).min(BLOCK_TOKENS);
-                let p = &scratch.scores[q * SPAN_TOKENS + at..][..n];
-                let o = &mut scratch.span_o[q * head_dim..(q + 1) * head_dim];
-                match page {
-                    Page::Floats(rows) => (self.kernels.accumulate)(p, &rows[..n * head_dim], o),
-                    Page::Int8 { rows, scales } => (self.kernels.accumulate_int8)(p, rows, scales, o),
-                }
+            self.prefetch(span + 1, at, Half::K, kv_head);
+            self.add_page(scratch, tokens.clone(), kv_head, (span, at, longest));
+        }
+    }
+
+    /// Scores of all queries of a tile with the page at entry `at` of a span of `longest` entries.
+    fn score_page(
+        &self,
+        scratch: &mut Scratch,
+        tokens: Range<usize>,
+        kv_head: usize,
+        (span, at, longest): (usize, usize, usize),
+    ) {
+        let (group, head_dim) = (self.group(), self.shape.head_dim);
+        let n = (longest - at).min(BLOCK_TOKENS);
+        let (rows, scales) = self.page(span, at, Half::K, kv_head);
+        let scores = &mut scratch.scores[at..];
+        let first = kv_head * group * head_dim;
+        let kv_type = self.pages.layout().row_type(Half::K);
+        if kv_type == KvType::Int8 {
+            let stride = self.shape.n_heads * head_dim;
+            let q = &self.int8[tokens.start * stride + first..];
+            let queries = Queries { q, stride, tokens: tokens.len(), heads: group, head_dim };
+            (self.kernels.scores_int8)(&queries, &scratch.q_scales, rows, scales, n, scores);
+        } else {
+            let scale = 1.0 / (head_dim as f32).sqrt();
+            let (q, stride) = (&self.queries[tokens.start * self.q_len + first..], self.q_len);
+            let queries = Queries { q, stride, tokens: tokens.len(), heads: group, head_dim };
+            let stored = &rows[..n * kv_type.row_bytes(head_dim)];
+            (self.kernels.widen)(kv_type, stored, &mut scratch.page[..n * head_dim]);
+            (self.kernels.scores)(&queries, &scratch.page, n, scale, scores);
+        }
+    }
+
+    /// Adds p * v of the page at entry `at` to `span_o` of all queries of a tile.
+    fn add_page(
+        &self,
+        scratch: &mut Scratch,
+        tokens: Range<usize>,
+        kv_head: usize,
+        (span, at, longest): (usize, usize, usize),
+    ) {
+        let (group, head_dim) = (self.group(), self.shape.head_dim);
+        let (rows, scales) = self.page(span, at, Half::V, kv_head);
+        let kv_type = self.pages.layout().row_type(Half::V);
+        let stored = (longest - at).min(BLOCK_TOKENS);
+        let values = &mut scratch.page[..stored * head_dim];
+        (self.kernels.widen)(kv_type, &rows[..stored * kv_type.row_bytes(head_dim)], values);
+        let seen = |token: usize| self.visible(token, span).saturating_sub(at).min(BLOCK_TOKENS);
+        if kv_type == KvType::Int8 {
+            for (q, token) in tokens.clone().flat_map(|token| (0..group).map(move |_| token)).enumerate() {
+                let p = &mut scratch.scores[q * SPAN_TOKENS + at..][..seen(token)];
+                (self.kernels.scale)(p, scales);
             }
         }
-    }
-
-    /// The page that holds entry `at` of a span; of a float type turned into f32 up to entry `end`, of int8 as it lies.
-    fn page<'p>(
-        &'p self,
-        buffer: &'p mut [f32],
-        span: usize,
-        at: usize,
-        end: usize,
-        half: Half,
-        kv_head: usize,
-    ) -> Page<'p> {
-        let block = self.row.pages[(span * SPAN_TOKENS + at) / BLOCK_TOKENS];
-        let (rows, scales) = self.pages.head(block, self.shape.layer, half, kv_head);
-        let kv_type = self.pages.layout().row_type(half);
-        if kv_type == KvType::Int8 {
-            return Page::Int8 { rows, scales };
+        // tokens that see as much of the page go together: all of them, except at the end of the tile's own pages
+        let mut token = tokens.start;
+        while token < tokens.end {
+            let n = seen(token);
+            let end = if n == BLOCK_TOKENS { tokens.end } else { token + 1 };
+            let q = (token - tokens.start) * group;
+            let o = &mut scratch.span_o[q * head_dim..(end - tokens.start) * group * head_dim];
+            (self.kernels.accumulate)(&scratch.scores[q * SPAN_TOKENS + at..], values, n, head_dim, o);
+            token = end;
         }
-        let n = (end - at).min(BLOCK_TOKENS);
-        let values = &mut buffer[..n * self.shape.head_dim];
-        (self.kernels.decode)(kv_type, &rows[..n * kv_type.row_bytes(self.shape.head_dim)], &[], values);
-        Page::Floats(values)
     }
-}
 
-/// Rows of one head in one block.
-#[derive(Clone, Copy)]
-enum Page<'a> {
-    Floats(&'a [f32]),
-    Int8 { rows: &'a [u8], scales: &'a [u8] },
-}
-
-/// Adds the (m, l, o) of the next span to the running ones.
-fn merge(first: bool, ml: &mut (f32, f32), o: &mut [f32], span_ml: (f32, f32), span_o: &[f32]) {
-    if first {
-        *ml = span_ml;
-        o.copy_from_slice(span_o);
-        return;
+    /// The rows of the page that holds entry `at` of a span, and their scales.
+    fn page(&self, span: usize, at: usize, half: Half, kv_head: usize) -> (&[u8], &[u8]) {
+        let block = self.row.pages[(span * SPAN_TOKENS + at) / BLOCK_TOKENS];
+        self.pages.head(block, self.shape.layer, half, kv_head)
     }
-    let max = if span_ml.0 > ml.0 { span_ml.0 } else { ml.0 };
-    let (old, new) = (exp(ml.0 - max), exp(span_ml.0 - max));
-    *ml = (max, ml.1 * old + span_ml.1 * new);
-    for (o, span_o) in o.iter_mut().zip(span_o) {
-        *o = *o * old + *span_o * new;
+
+    /// Asks for a page, if there is one.
+    fn prefetch(&self, span: usize, at: usize, half: Half, kv_head: usize) {
+        if let Some(&block) = self.row.pages.get((span * SPAN_TOKENS + at) / BLOCK_TOKENS) {
+            (self.kernels.prefetch)(self.pages.head(block, self.shape.layer, half, kv_head).0);
+        }
+    }
+
+    /// Adds a span's (m, l, o) to the running ones.
+    fn merge(&self, span: usize, ml: &mut (f32, f32), o: &mut [f32], span_ml: (f32, f32), span_o: &[f32]) {
+        if span == 0 {
+            *ml = span_ml;
+            o.copy_from_slice(span_o);
+        } else {
+            (self.kernels.merge)(ml, o, span_ml, span_o);
+        }
     }
 }
 

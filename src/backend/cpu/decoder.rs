@@ -1,7 +1,7 @@
 //! The decoder: read this to learn the model. One function a stage, in the order of the data.
 
 use super::Options;
-use super::attention::{Attention, Int8Query, LayerShape, Task};
+use super::attention::{Attention, LayerShape, Task};
 use super::matmul::{Input, matmul};
 use super::ops::{add, add_scaled, rms_norm, rope};
 use super::pages::{NewRows, Pages, Slot, Slots};
@@ -23,8 +23,9 @@ pub struct Buffers {
     input: Input,
     /// (n, q_dim + 2 * kv_dim)
     qkv: Vec<f32>,
-    /// (n) query heads as int8, when K is
-    int8: Vec<Int8Query>,
+    /// (n, q_dim) query heads as int8 when K is, and their scales (n, n_heads)
+    int8: Vec<i8>,
+    int8_scales: Vec<f32>,
     /// (n, head_dim / 2)
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -106,7 +107,8 @@ impl Buffers {
             x: vec![0.0; n * w.dim],
             input: Input::new(activations, n, input_dim),
             qkv: vec![0.0; n * (w.q_dim() + 2 * w.kv_dim())],
-            int8: vec![Int8Query::new(int8_heads, w.head_dim); n],
+            int8: vec![0; n * int8_heads * w.head_dim],
+            int8_scales: vec![0.0; n * int8_heads],
             cos: vec![0.0; n * w.head_dim / 2],
             sin: vec![0.0; n * w.head_dim / 2],
             attn: vec![0.0; n * w.q_dim()],
@@ -129,7 +131,7 @@ impl Buffers {
             count => n * f32s(count + w.dim) + Input::bytes(options.activations, options.batch_tokens, expert_dim),
         };
         let per_token = f32s(w.dim + w.q_dim() + 2 * w.kv_dim() + w.head_dim + w.q_dim() + 2 * w.hidden_dim + w.dim)
-            + Int8Query::bytes(int8_heads, w.head_dim);
+            + (int8_heads * (w.head_dim + 4)) as u64;
         n * per_token
             + Input::bytes(options.activations, options.batch_tokens, input_dim)
             + experts
@@ -238,8 +240,8 @@ impl Pass<'_> {
         let (cos, sin, pairs) = (&b.cos, &b.sin, head_dim / 2);
         let [k_type, v_type] = [Half::K, Half::V].map(|half| pages.layout().row_type(half));
         let rows = (&mut b.qkv[..tokens * qkv_len], qkv_len);
-        self.crew.split_rows(rows, (&mut b.int8[..tokens], 1), |_, range, rows, int8| {
-            for ((token, row), int8) in range.zip(rows.chunks_mut(qkv_len)).zip(int8) {
+        self.crew.split_rows(rows, (&mut vec![(); tokens], 1), |_, range, rows, _| {
+            for (token, row) in range.zip(rows.chunks_mut(qkv_len)) {
                 let at = token * pairs..(token + 1) * pairs;
                 let (qk, v) = row.split_at_mut(q_dim + kv_dim);
                 rope(qk, &cos[at.clone()], &sin[at]);
@@ -249,11 +251,11 @@ impl Pass<'_> {
                 if v_type.is_rotated() {
                     v.chunks_exact_mut(head_dim).for_each(rotate);
                 }
-                if k_type == KvType::Int8 {
-                    int8.quantize(self.kernels, &qk[..q_dim], head_dim);
-                }
             }
         });
+        if k_type == KvType::Int8 {
+            self.quantize_queries(shape.n_heads, qkv_len, b);
+        }
         self.begin(Stage::Store);
         let rows = &b.qkv[..tokens * qkv_len];
         let (kv_heads, k_at, v_at) = (shape.n_kv_heads, q_dim, q_dim + kv_dim);
@@ -263,8 +265,17 @@ impl Pass<'_> {
         self.begin(Stage::Attention);
         let shape = LayerShape { layer: n, n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim };
         for row in &self.batch.rows {
-            let (queries, int8) = (&b.qkv[row.tokens.start * qkv_len..], &b.int8[row.tokens.start..]);
-            let task = Task { kernels: self.kernels, pages, shape, row, queries, q_len: qkv_len, int8 };
+            let first = row.tokens.start;
+            let task = Task {
+                kernels: self.kernels,
+                pages,
+                shape,
+                row,
+                queries: &b.qkv[first * qkv_len..],
+                q_len: qkv_len,
+                int8: b.int8.get(first * q_dim..).unwrap_or_default(),
+                int8_scales: b.int8_scales.get(first * shape.n_heads..).unwrap_or_default(),
+            };
             b.attention.run(self.crew, &task, &mut b.attn[row.tokens.start * q_dim..row.tokens.end * q_dim]);
         }
         self.begin(Stage::AttnOutput);
@@ -277,6 +288,21 @@ impl Pass<'_> {
         });
         matmul(self.crew, self.kernels, &[&layer.attn_output], &b.input, tokens, &mut b.y);
         self.add_to_residual(b);
+    }
+
+    /// The query heads at the start of every row of qkv -> int8, one scale a head.
+    fn quantize_queries(&self, n_heads: usize, qkv_len: usize, b: &mut Buffers) {
+        let (n, head_dim) = (self.n_tokens(), self.model.config.head_dim);
+        let (q_dim, qkv) = (n_heads * head_dim, &b.qkv);
+        let (int8, scales) = (&mut b.int8[..n * q_dim], &mut b.int8_scales[..n * n_heads]);
+        self.crew.split_rows((int8, q_dim), (scales, n_heads), |_, tokens, int8, scales| {
+            for ((token, int8), scales) in tokens.zip(int8.chunks_mut(q_dim)).zip(scales.chunks_mut(n_heads)) {
+                let heads = qkv[token * qkv_len..][..q_dim].chunks_exact(head_dim);
+                for ((head, q), scale) in heads.zip(int8.chunks_exact_mut(head_dim)).zip(scales) {
+                    *scale = (self.kernels.quantize_head)(head, q);
+                }
+            }
+        });
     }
 
     /// y = down(silu(gate(h)) * up(h)) with h = norm(x).

@@ -19,6 +19,9 @@ use crate::quant::activation::QuantTile;
 pub use peaks::{Peaks, peaks};
 pub use scalar::exp;
 
+/// Consecutive tokens of a sequence that are scored together: a part of the contract. Scores of a query lie this far apart.
+pub const SPAN_TOKENS: usize = 256;
+
 /// Interleaved partial sums of float dot products: a part of the contract, not of a machine.
 const LANES: usize = 16;
 
@@ -82,28 +85,50 @@ pub(super) struct Kernels {
     pub matmul_float: fn(w: &Matrix, rows: Range<usize>, x: &[f32], out: &mut ColumnBlock, column: usize),
     /// Float dot product in sixteen lanes.
     pub dot: fn(a: &[f32], b: &[f32]) -> f32,
-    /// out[i] = dot(q, k_rows[i]) * scale; `k_rows` (tokens, head_dim).
-    pub scores: fn(q: &[f32], k_rows: &[f32], scale: f32, out: &mut [f32]),
+    /// Scores of the first `n` keys of a page: out[query * SPAN_TOKENS + i] = dot(query, k_rows[i]) * scale.
+    pub scores: fn(&Queries<f32>, k_rows: &[f32], n: usize, scale: f32, out: &mut [f32]),
+    /// The same on int8: (query . k_rows[i] as integers) * (q_scales[query] * k_scales[i]).
+    pub scores_int8: ScoresInt8,
     /// scores -> exp(score - max) in place; (max, sum).
     pub softmax_span: fn(scores: &mut [f32]) -> (f32, f32),
-    /// o += p[i] * v_rows[i], in token order; `v_rows` (tokens, head_dim).
-    pub accumulate: fn(p: &[f32], v_rows: &[f32], o: &mut [f32]),
+    /// o[query] += p[query * SPAN_TOKENS + i] * v_rows[i] for the first `n` rows of a page, in token order; as many queries
+    /// as `o` holds heads.
+    pub accumulate: fn(p: &[f32], v_rows: &[f32], n: usize, head_dim: usize, o: &mut [f32]),
+    /// p[i] *= scales[i] (f16), as many as `p` holds.
+    pub scale: fn(p: &mut [f32], scales: &[u8]),
+    /// Adds the (m, l, o) of the next span to the running ones.
+    pub merge: fn(ml: &mut (f32, f32), o: &mut [f32], span_ml: (f32, f32), span_o: &[f32]),
     /// gate = gate / (1 + exp(-gate)) * up
     pub silu_mul: fn(gate: &mut [f32], up: &[f32]),
     /// One head row -> its stored form and scale.
     pub encode: fn(KvType, row: &[f32], stored: &mut [u8], scale: &mut [u8]),
-    /// Stored head rows of a float type -> f32.
-    pub decode: fn(KvType, stored: &[u8], scales: &[u8], rows: &mut [f32]),
+    /// Elements of stored head rows -> f32: the values of float types, the integers of int8 rows.
+    pub widen: fn(KvType, stored: &[u8], rows: &mut [f32]),
     /// A head of q -> int8 with one scale, which is returned.
     pub quantize_head: fn(head: &[f32], q: &mut [i8]) -> f32,
-    /// out[i] = (q . k_rows[i] as integers) * (q_scale * k_scales[i]); as many as `out` holds.
-    pub scores_int8: ScoresInt8,
-    /// o += (p[i] * v_scales[i]) * v_rows[i], in token order.
-    pub accumulate_int8: AccumulateInt8,
+    /// Asks for bytes that will be read soon.
+    pub prefetch: fn(&[u8]),
 }
 
-type ScoresInt8 = fn(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut [f32]);
-type AccumulateInt8 = fn(p: &[f32], v_rows: &[u8], v_scales: &[u8], o: &mut [f32]);
+type ScoresInt8 = fn(&Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_scales: &[u8], n: usize, out: &mut [f32]);
+
+/// The query heads of one KV head for some tokens: the `heads` of a token follow each other, tokens are `stride` apart.
+#[derive(Clone, Copy)]
+pub(super) struct Queries<'a, T> {
+    pub q: &'a [T],
+    pub stride: usize,
+    pub tokens: usize,
+    pub heads: usize,
+    pub head_dim: usize,
+}
+
+impl<'a, T> Queries<'a, T> {
+    /// Token by token, head by head.
+    fn each(&self) -> impl Iterator<Item = &'a [T]> {
+        let (q, stride, heads, head_dim) = (self.q, self.stride, self.heads, self.head_dim);
+        (0..self.tokens).flat_map(move |token| q[token * stride..][..heads * head_dim].chunks_exact(head_dim))
+    }
+}
 
 /// Rows of a float matrix, each turned into f32 once for all tokens.
 fn float_rows(
@@ -126,6 +151,7 @@ fn float_rows(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::layout::BLOCK_TOKENS;
     use crate::quant::DType;
     use crate::quant::activation::{Precision, TILE};
 
@@ -221,16 +247,6 @@ mod tests {
                 assert_bits("softmax_span", &got, &want);
                 assert_bits("softmax_span sums", &[sums[0].0, sums[0].1], &[sums[1].0, sums[1].1]);
 
-                let rows = numbers.floats(5 * n, 4);
-                let (mut got, mut want) = ([0.0; 5], [0.0; 5]);
-                (kernels.scores)(&a, &rows, 0.125, &mut got);
-                (plain.scores)(&a, &rows, 0.125, &mut want);
-                assert_bits("scores", &got, &want);
-                let (mut got, mut want) = (a.clone(), a.clone());
-                (kernels.accumulate)(&b[..n.min(5)], &rows, &mut got);
-                (plain.accumulate)(&b[..n.min(5)], &rows, &mut want);
-                assert_bits("accumulate", &got, &want);
-
                 for kv_type in [KvType::F32, KvType::F16, KvType::Int8] {
                     let row = numbers.floats(n, 20);
                     let stored = |fill: u8| (vec![fill; kv_type.row_bytes(n)], vec![fill; kv_type.scale_bytes()]);
@@ -239,39 +255,60 @@ mod tests {
                     (plain.encode)(kv_type, &row, &mut want.0, &mut want.1);
                     assert_eq!(got, want, "encode {n} {kv_type:?}");
                     let (mut back, mut plain_back) = (vec![0.0; n], vec![1.0; n]);
-                    (kernels.decode)(kv_type, &got.0, &got.1, &mut back);
-                    (plain.decode)(kv_type, &want.0, &want.1, &mut plain_back);
-                    assert_bits("decode", &back, &plain_back);
+                    (kernels.widen)(kv_type, &got.0, &mut back);
+                    (plain.widen)(kv_type, &want.0, &mut plain_back);
+                    assert_bits("widen", &back, &plain_back);
                 }
             }
         }
     }
 
     #[test]
-    fn int8_attention_gives_the_bits_of_scalar_code_at_every_length() {
+    fn attention_gives_the_bits_of_scalar_code_at_every_length() {
         let (mut numbers, plain) = (Numbers(4), &scalar::KERNELS);
         for kernels in others() {
-            for head_dim in [2, 16, 32, 48, 64, 80, 96, 128, 250] {
-                for n in 0..=16 {
-                    let rows: Vec<u8> = (0..16 * head_dim).map(|_| (numbers.next() as i8).max(-127) as u8).collect();
-                    let scales: Vec<u8> =
-                        numbers.floats(16, 6).iter().flat_map(|&s| half::f16::from_f32(s).to_le_bytes()).collect();
-                    let head = numbers.floats(head_dim, 6);
-                    let (mut q, mut plain_q) = (vec![1; head_dim], vec![2; head_dim]);
-                    let q_scale = (kernels.quantize_head)(&head, &mut q);
-                    assert_bits("quantize_head", &[q_scale], &[(plain.quantize_head)(&head, &mut plain_q)]);
+            for (head_dim, heads, tokens) in [2, 16, 32, 48, 64, 80, 96, 128, 250, 320]
+                .into_iter()
+                .flat_map(|head_dim| [(1, 1), (3, 1), (4, 2), (5, 8)].map(|(heads, tokens)| (head_dim, heads, tokens)))
+            {
+                let queries = heads * tokens;
+                let stride = (heads + 1) * head_dim;
+                let float_rows = numbers.floats(BLOCK_TOKENS * head_dim, 4);
+                let rows: Vec<u8> =
+                    (0..BLOCK_TOKENS * head_dim).map(|_| (numbers.next() as i8).max(-127) as u8).collect();
+                let k_scales: Vec<u8> = numbers
+                    .floats(BLOCK_TOKENS, 6)
+                    .iter()
+                    .flat_map(|&s| half::f16::from_f32(s).to_le_bytes())
+                    .collect();
+                let q = numbers.floats(tokens * stride, 6);
+                let (mut int8, mut plain_int8) = (vec![1i8; q.len()], vec![2i8; q.len()]);
+                for ((head, q), plain_q) in
+                    q.chunks(head_dim).zip(int8.chunks_mut(head_dim)).zip(plain_int8.chunks_mut(head_dim))
+                {
+                    let scale = (kernels.quantize_head)(head, q);
+                    assert_bits("quantize_head", &[scale], &[(plain.quantize_head)(head, plain_q)]);
                     assert_eq!(q, plain_q);
-
-                    let (mut got, mut want) = (vec![0.0; n], vec![1.0; n]);
-                    (kernels.scores_int8)(&q, q_scale, &rows, &scales, &mut got);
-                    (plain.scores_int8)(&q, q_scale, &rows, &scales, &mut want);
-                    assert_bits("scores_int8", &got, &want);
-
-                    let p = numbers.floats(n, 3);
-                    let (mut got, mut want) = (head.clone(), head);
-                    (kernels.accumulate_int8)(&p, &rows, &scales, &mut got);
-                    (plain.accumulate_int8)(&p, &rows, &scales, &mut want);
-                    assert_bits("accumulate_int8", &got, &want);
+                }
+                let q_scales = numbers.floats(queries, 3);
+                let (o, p) = (numbers.floats(queries * head_dim, 3), numbers.floats(queries * SPAN_TOKENS, 3));
+                for n in 0..=BLOCK_TOKENS {
+                    let run = |kernels: &Kernels| {
+                        let mut out = [vec![7.0; queries * SPAN_TOKENS], vec![7.0; queries * SPAN_TOKENS], o.clone()];
+                        let floats = Queries { q: &q, stride, tokens, heads, head_dim };
+                        (kernels.scores)(&floats, &float_rows, n, 0.125, &mut out[0]);
+                        let int8 = Queries { q: &int8, stride, tokens, heads, head_dim };
+                        (kernels.scores_int8)(&int8, &q_scales, &rows, &k_scales, n, &mut out[1]);
+                        (kernels.scale)(&mut out[1][..n], &k_scales);
+                        (kernels.accumulate)(&p, &float_rows, n, head_dim, &mut out[2]);
+                        let mut ml = (q_scales[0], 2.0);
+                        (kernels.merge)(&mut ml, &mut out[2], (q_scales[queries - 1], 3.0), &o);
+                        let [float_scores, int8_scores, o] = out;
+                        [float_scores, int8_scores, o, vec![ml.0, ml.1]]
+                    };
+                    for (got, want) in run(kernels).iter().zip(run(plain)) {
+                        assert_bits(&format!("{} {head_dim} {heads} {tokens} {n}", kernels.name), got, &want);
+                    }
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::{Kernels, LANES};
+use super::{Kernels, LANES, Queries, SPAN_TOKENS};
 use crate::backend::cpu::threads::ColumnBlock;
 use crate::kv::rows;
 use crate::model::Matrix;
@@ -21,14 +21,16 @@ pub static KERNELS: Kernels = Kernels {
     matmul_float,
     dot,
     scores,
+    scores_int8,
     softmax_span,
     accumulate,
+    scale,
+    merge,
     silu_mul,
     encode: rows::encode,
-    decode: rows::decode,
+    widen: rows::widen,
     quantize_head,
-    scores_int8,
-    accumulate_int8,
+    prefetch: |_| {},
 };
 
 /// One step of the quantized dot product: adds group `g` of a token times `w` to its accumulator.
@@ -115,9 +117,21 @@ fn tree_sum(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-fn scores(q: &[f32], k_rows: &[f32], scale: f32, out: &mut [f32]) {
-    for (score, k) in out.iter_mut().zip(k_rows.chunks_exact(q.len())) {
-        *score = dot(q, k) * scale;
+fn scores(queries: &Queries<f32>, k_rows: &[f32], n: usize, scale: f32, out: &mut [f32]) {
+    for (query, out) in queries.each().zip(out.chunks_mut(SPAN_TOKENS)) {
+        for (score, k) in out[..n].iter_mut().zip(k_rows.chunks_exact(query.len())) {
+            *score = dot(query, k) * scale;
+        }
+    }
+}
+
+fn scores_int8(queries: &Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_scales: &[u8], n: usize, out: &mut [f32]) {
+    for ((query, q_scale), out) in queries.each().zip(q_scales).zip(out.chunks_mut(SPAN_TOKENS)) {
+        let keys = k_rows.chunks_exact(query.len()).zip(k_scales.as_chunks::<2>().0);
+        for (score, (k, k_scale)) in out[..n].iter_mut().zip(keys) {
+            let dot: i32 = query.iter().zip(k).map(|(&q, &k)| i32::from(q) * i32::from(k as i8)).sum();
+            *score = dot as f32 * (q_scale * f16::from_le_bytes(*k_scale).to_f32());
+        }
     }
 }
 
@@ -131,11 +145,30 @@ fn softmax_span(scores: &mut [f32]) -> (f32, f32) {
     (max, tree_sum(lanes))
 }
 
-fn accumulate(p: &[f32], v_rows: &[f32], o: &mut [f32]) {
-    for (&p, v) in p.iter().zip(v_rows.chunks_exact(o.len())) {
-        for (o, &v) in o.iter_mut().zip(v) {
-            *o = p.mul_add(v, *o);
+fn accumulate(p: &[f32], v_rows: &[f32], n: usize, head_dim: usize, o: &mut [f32]) {
+    for (o, p) in o.chunks_exact_mut(head_dim).zip(p.chunks(SPAN_TOKENS)) {
+        for (&p, v) in p[..n].iter().zip(v_rows.chunks_exact(head_dim)) {
+            for (o, &v) in o.iter_mut().zip(v) {
+                *o = p.mul_add(v, *o);
+            }
         }
+    }
+}
+
+fn scale(p: &mut [f32], scales: &[u8]) {
+    for (p, scale) in p.iter_mut().zip(scales.as_chunks::<2>().0) {
+        *p *= f16::from_le_bytes(*scale).to_f32();
+    }
+}
+
+/// Inlined into every table, so that its exponentials use the table's instructions.
+#[inline(always)]
+pub fn merge(ml: &mut (f32, f32), o: &mut [f32], span_ml: (f32, f32), span_o: &[f32]) {
+    let max = if span_ml.0 > ml.0 { span_ml.0 } else { ml.0 };
+    let (old, new) = (exp(ml.0 - max), exp(span_ml.0 - max));
+    *ml = (max, ml.1 * old + span_ml.1 * new);
+    for (o, span_o) in o.iter_mut().zip(span_o) {
+        *o = *o * old + *span_o * new;
     }
 }
 
@@ -152,24 +185,6 @@ fn quantize_head(head: &[f32], q: &mut [i8]) -> f32 {
     scale
 }
 
-fn scores_int8(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut [f32]) {
-    let keys = k_rows.chunks_exact(q.len()).zip(k_scales.as_chunks::<2>().0);
-    for (score, (k, k_scale)) in out.iter_mut().zip(keys) {
-        let dot: i32 = q.iter().zip(k).map(|(&q, &k)| i32::from(q) * i32::from(k as i8)).sum();
-        *score = dot as f32 * (q_scale * f16::from_le_bytes(*k_scale).to_f32());
-    }
-}
-
-fn accumulate_int8(p: &[f32], v_rows: &[u8], v_scales: &[u8], o: &mut [f32]) {
-    let values = v_rows.chunks_exact(o.len()).zip(v_scales.as_chunks::<2>().0);
-    for (&p, (v, v_scale)) in p.iter().zip(values) {
-        let p = p * f16::from_le_bytes(*v_scale).to_f32();
-        for (o, &v) in o.iter_mut().zip(v) {
-            *o = p.mul_add(f32::from(v as i8), *o);
-        }
-    }
-}
-
 /// Inputs below give 0: the result would be subnormal.
 pub const EXP_LOW: f32 = -87.336_54;
 /// Inputs above give exp(88), 1.65e38: large enough for every use here, and its exponent still fits.
@@ -181,6 +196,7 @@ pub const LN2_LOW: f32 = 1.428_606_8e-6;
 pub const EXP_SERIES: [f32; 6] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
 
 /// e^x as the contract fixes it: n = round(x / ln 2), the series on the rest, times 2^n. NaN stays NaN.
+#[inline]
 pub fn exp(x: f32) -> f32 {
     if x.is_nan() {
         return x;

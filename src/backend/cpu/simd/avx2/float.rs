@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::scalar::{self, EXP_HIGH, EXP_LOW, EXP_SERIES, LN2_HIGH, LN2_LOW};
-use crate::backend::cpu::simd::LANES;
+use crate::backend::cpu::simd::{LANES, Queries, SPAN_TOKENS};
 use crate::quant::GROUP;
 use crate::quant::activation::{BASE, Digit, LEVELS, Precision, QuantTile};
 
@@ -138,9 +138,11 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn scores(q: &[f32], k_rows: &[f32], scale: f32, out: &mut [f32]) {
-    for (score, k) in out.iter_mut().zip(k_rows.chunks_exact(q.len())) {
-        *score = dot(q, k) * scale;
+pub fn scores(queries: &Queries<f32>, k_rows: &[f32], n: usize, scale: f32, out: &mut [f32]) {
+    for (query, out) in queries.each().zip(out.chunks_mut(SPAN_TOKENS)) {
+        for (score, k) in out[..n].iter_mut().zip(k_rows.chunks_exact(query.len())) {
+            *score = dot(query, k) * scale;
+        }
     }
 }
 
@@ -206,11 +208,18 @@ fn max(scores: &[f32]) -> f32 {
     lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |max, &s| if s > max { s } else { max })
 }
 
-/// o += p[i] * v_rows[i]: 32 elements of o stay in registers over all tokens.
+/// 32 elements of o stay in registers over all tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn accumulate(p: &[f32], v_rows: &[f32], o: &mut [f32]) {
+pub fn accumulate(p: &[f32], v_rows: &[f32], n: usize, head_dim: usize, o: &mut [f32]) {
+    assert!(v_rows.len() >= n * head_dim, "a row of V per probability");
+    for (o, p) in o.chunks_exact_mut(head_dim).zip(p.chunks(SPAN_TOKENS)) {
+        accumulate_query(&p[..n], v_rows, o);
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn accumulate_query(p: &[f32], v_rows: &[f32], o: &mut [f32]) {
     let head_dim = o.len();
-    assert!(v_rows.len() >= p.len() * head_dim, "a row of V per probability");
     let mut at = 0;
     while at + 32 <= head_dim {
         accumulate_at::<4>(p, v_rows, o, at);
@@ -224,6 +233,20 @@ pub fn accumulate(p: &[f32], v_rows: &[f32], o: &mut [f32]) {
         for (i, &p) in p.iter().enumerate() {
             *o = p.mul_add(v_rows[i * head_dim + at], *o);
         }
+    }
+}
+
+/// `scalar::merge` with the instructions of this table.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn merge(ml: &mut (f32, f32), o: &mut [f32], span_ml: (f32, f32), span_o: &[f32]) {
+    scalar::merge(ml, o, span_ml, span_o);
+}
+
+/// Every cache line of `bytes`, into the L2 cache.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn prefetch(bytes: &[u8]) {
+    for line in bytes.chunks(64) {
+        _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast());
     }
 }
 

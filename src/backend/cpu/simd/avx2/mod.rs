@@ -27,21 +27,27 @@ pub static KERNELS: Kernels = Kernels {
     // SAFETY: see above.
     dot: |a, b| unsafe { float::dot(a, b) },
     // SAFETY: see above.
-    scores: |q, k_rows, scale, out| unsafe { float::scores(q, k_rows, scale, out) },
+    scores: |queries, k_rows, n, scale, out| unsafe { float::scores(queries, k_rows, n, scale, out) },
+    scores_int8: |queries, q_scales, k_rows, k_scales, n, out| {
+        // SAFETY: see above.
+        unsafe { rows::scores(queries, q_scales, k_rows, k_scales, n, out) }
+    },
     // SAFETY: see above.
     softmax_span: |scores| unsafe { float::softmax_span(scores) },
     // SAFETY: see above.
-    accumulate: |p, v_rows, o| unsafe { float::accumulate(p, v_rows, o) },
+    accumulate: |p, v_rows, n, head_dim, o| unsafe { float::accumulate(p, v_rows, n, head_dim, o) },
+    // SAFETY: see above.
+    scale: |p, scales| unsafe { rows::scale(p, scales) },
+    // SAFETY: see above.
+    merge: |ml, o, span_ml, span_o| unsafe { float::merge(ml, o, span_ml, span_o) },
     // SAFETY: see above.
     silu_mul: |gate, up| unsafe { float::silu_mul(gate, up) },
     // SAFETY: see above.
     encode: |kv_type, row, stored, scale| unsafe { rows::encode(kv_type, row, stored, scale) },
     // SAFETY: see above.
-    decode: |kv_type, stored, scales, values| unsafe { rows::decode(kv_type, stored, scales, values) },
+    widen: |kv_type, stored, values| unsafe { rows::widen(kv_type, stored, values) },
     // SAFETY: see above.
     quantize_head: |head, q| unsafe { rows::quantize_head(head, q) },
     // SAFETY: see above.
-    scores_int8: |q, q_scale, k_rows, k_scales, out| unsafe { rows::scores(q, q_scale, k_rows, k_scales, out) },
-    // SAFETY: see above.
-    accumulate_int8: |p, v_rows, v_scales, o| unsafe { rows::accumulate(p, v_rows, v_scales, o) },
+    prefetch: |bytes| unsafe { float::prefetch(bytes) },
 };

@@ -1,14 +1,14 @@
 //! Stored rows of the KV cache: codecs, and attention on int8 rows as they lie in the pages.
 //!
 //! Scores of eight keys are formed at once: per key and 32 elements one multiply-add of bytes and one of words, then a
-//! tree of seven adds brings eight sums into the lanes. Values stay int8 in memory and are widened on the way into the
-//! FMA, 32 elements of o in registers over all tokens of a page. Bytes per key and head: head_dim + 2.
+//! tree of seven adds brings eight sums into the lanes. Bytes per key and head: head_dim + 2.
 
 use std::arch::x86_64::*;
 
 use super::float::{max_of, max_of_lanes, round_to_levels};
 use super::matmul::{into_lanes, products};
 use super::scalar;
+use crate::backend::cpu::simd::{Queries, SPAN_TOKENS};
 use crate::kv::layout::KvType;
 use crate::kv::rows::{self, int8_scale};
 use crate::quant::activation::Precision;
@@ -45,14 +45,34 @@ pub fn encode(kv_type: KvType, row: &[f32], stored: &mut [u8], scale: &mut [u8])
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn decode(kv_type: KvType, stored: &[u8], scales: &[u8], values: &mut [f32]) {
-    if kv_type != KvType::F16 || !values.len().is_multiple_of(8) {
-        return rows::decode(kv_type, stored, scales, values);
+pub fn widen(kv_type: KvType, stored: &[u8], values: &mut [f32]) {
+    if kv_type == KvType::F32 || !values.len().is_multiple_of(8) {
+        return rows::widen(kv_type, stored, values);
     }
-    assert_eq!(stored.len(), 2 * values.len(), "stored rows");
-    for (x, bytes) in values.as_chunks_mut::<8>().0.iter_mut().zip(stored.as_chunks::<16>().0) {
+    assert_eq!(stored.len(), kv_type.row_bytes(values.len()), "stored rows");
+    for (i, x) in values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        // SAFETY: sixteen or eight bytes in, eight floats out.
+        unsafe {
+            let wide = if kv_type == KvType::F16 {
+                _mm256_cvtph_ps(_mm_loadu_si128(stored.as_ptr().add(16 * i).cast()))
+            } else {
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(stored.as_ptr().add(8 * i).cast())))
+            };
+            _mm256_storeu_ps(x.as_mut_ptr(), wide);
+        }
+    }
+}
+
+/// p[i] *= scales[i]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn scale(p: &mut [f32], scales: &[u8]) {
+    for (p, scales) in p.chunks_mut(8).zip(scales.chunks(16)) {
+        let mut bytes = [0u8; 16];
+        bytes[..2 * p.len()].copy_from_slice(&scales[..2 * p.len()]);
+        let mut lanes = [0f32; 8];
         // SAFETY: sixteen bytes in, eight floats out.
-        unsafe { _mm256_storeu_ps(x.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast()))) };
+        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast()))) };
+        p.iter_mut().zip(lanes).for_each(|(p, scale)| *p *= scale);
     }
 }
 
@@ -90,11 +110,18 @@ pub fn quantize_head(head: &[f32], q: &mut [i8]) -> f32 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn scores(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut [f32]) {
-    let (head_dim, n) = (q.len(), out.len());
-    if !head_dim.is_multiple_of(STEP) {
-        return (scalar::KERNELS.scores_int8)(q, q_scale, k_rows, k_scales, out);
+pub fn scores(queries: &Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_scales: &[u8], n: usize, out: &mut [f32]) {
+    if !queries.head_dim.is_multiple_of(STEP) {
+        return (scalar::KERNELS.scores_int8)(queries, q_scales, k_rows, k_scales, n, out);
     }
+    for ((query, q_scale), out) in queries.each().zip(q_scales).zip(out.chunks_mut(SPAN_TOKENS)) {
+        query_scores(query, *q_scale, k_rows, k_scales, &mut out[..n]);
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn query_scores(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut [f32]) {
+    let (head_dim, n) = (q.len(), out.len());
     assert!(k_rows.len() >= n * head_dim && k_scales.len() >= 2 * n, "a row and a scale per score");
     for (i, out) in out.chunks_mut(KEYS).enumerate() {
         // past the last key it stands in again; its lanes are not stored
@@ -122,30 +149,5 @@ pub fn scores(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut 
             _mm256_storeu_ps(lanes.as_mut_ptr(), scores);
         }
         out.copy_from_slice(&lanes[..out.len()]);
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub fn accumulate(p: &[f32], v_rows: &[u8], v_scales: &[u8], o: &mut [f32]) {
-    let head_dim = o.len();
-    if !head_dim.is_multiple_of(STEP) {
-        return (scalar::KERNELS.accumulate_int8)(p, v_rows, v_scales, o);
-    }
-    assert!(v_rows.len() >= p.len() * head_dim && v_scales.len() >= 2 * p.len(), "a row and a scale per probability");
-    for (at, o) in o.as_chunks_mut::<STEP>().0.iter_mut().enumerate() {
-        let mut sums = load32(o);
-        for (i, (&p, scale)) in p.iter().zip(v_scales.as_chunks::<2>().0).enumerate() {
-            let scale = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(u16::from_le_bytes(*scale)))));
-            let p = _mm256_set1_ps(p * scale);
-            for (j, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: eight bytes of the row of an existing token.
-                let v = unsafe { _mm_loadl_epi64(v_rows.as_ptr().add(i * head_dim + at * STEP + 8 * j).cast()) };
-                *sum = _mm256_fmadd_ps(p, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), *sum);
-            }
-        }
-        for (j, sum) in sums.iter().enumerate() {
-            // SAFETY: four stores of eight floats into 32.
-            unsafe { _mm256_storeu_ps(o.as_mut_ptr().add(8 * j), *sum) };
-        }
     }
 }

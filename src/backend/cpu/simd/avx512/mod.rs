@@ -1,6 +1,7 @@
 //! Kernels for AVX-512 with VNNI (Intel since Ice Lake, AMD since Zen 4): sixteen rows per register, one instruction for
-//! four products of bytes. What is bound by memory or small keeps the AVX2 form.
+//! four products of bytes. What is small keeps the AVX2 form.
 
+mod attention;
 mod blocks;
 mod matmul;
 
@@ -21,5 +22,17 @@ static KERNELS: Kernels = Kernels {
     name: "avx512",
     // SAFETY: `KERNELS` is reachable only through `kernels()`, which has checked the CPU.
     matmul_quantized: |w, rows, x, out, column| unsafe { matmul::matmul_quantized(w, rows, x, out, column) },
+    // SAFETY: as above.
+    scores: |queries, k_rows, n, scale, out| unsafe { attention::scores(queries, k_rows, n, scale, out) },
+    scores_int8: |queries, q_scales, k_rows, k_scales, n, out| {
+        // SAFETY: as above.
+        unsafe { attention::scores_int8(queries, q_scales, k_rows, k_scales, n, out) }
+    },
+    // SAFETY: as above.
+    softmax_span: |scores| unsafe { attention::softmax_span(scores) },
+    // SAFETY: as above.
+    accumulate: |p, v_rows, n, head_dim, o| unsafe { attention::accumulate(p, v_rows, n, head_dim, o) },
+    // SAFETY: as above.
+    silu_mul: |gate, up| unsafe { attention::silu_mul(gate, up) },
     ..avx2::KERNELS
 };
