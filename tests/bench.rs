@@ -134,6 +134,21 @@ fn stages_share_out_the_whole_step() {
     assert!(table.contains("decode of 3 tokens at depth 20, f16 KV: "), "{table}");
 }
 
+#[test]
+fn experts_count_as_many_as_a_token_uses() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/variants/experts.gguf");
+    let report = report(&["-m", path.to_str().unwrap(), "-p", "0", "-n", "2", "--stages"]);
+    let stages = tests(&report)[0]["stages"].as_array().unwrap();
+    let stage = |name: &str| stages.iter().find(|stage| stage["stage"] == name).unwrap_or_else(|| panic!("{stages:?}"));
+    let ops = |name: &str| number(&stage(name)["ops_per_second"]) * number(&stage(name)["step_us"]) / 1e6;
+    let size = |key: &str| number(&report["model"][key]);
+    // two experts a token
+    let down = 2.0 * 2.0 * size("dim") * size("hidden_dim") * size("layers");
+    assert!((ops("ffn_down") / down - 1.0).abs() < 1e-9, "{} of {down}", ops("ffn_down"));
+    assert!((ops("ffn_gate_up") / down - 2.0).abs() < 1e-9);
+    assert!(ops("ffn_router") > 0.0);
+}
+
 /// A report of what `report` measured, all tests at `tokens_per_second`.
 fn doctored(mut report: Value, tokens_per_second: f64) -> Value {
     let tests = report["tests"].as_array_mut().unwrap();

@@ -106,7 +106,6 @@ pub struct Bytes {
 
 impl Bytes {
     /// A copy in anonymous memory.
-    #[cfg(test)]
     pub fn in_memory(bytes: &[u8]) -> Bytes {
         let mut map = memmap2::MmapMut::map_anon(bytes.len()).expect("a small map");
         map.copy_from_slice(bytes);

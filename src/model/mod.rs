@@ -59,7 +59,7 @@ impl Matrix {
         self.data.len() as u64
     }
 
-    #[cfg(test)]
+    /// A copy of `bytes`, for tests and benchmarks.
     pub fn in_memory(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> Matrix {
         Matrix { dtype, rows, cols, data: Bytes::in_memory(bytes) }
     }

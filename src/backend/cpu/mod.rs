@@ -29,6 +29,13 @@ pub use decoder::Widths;
 pub use simd::Simd;
 pub use threads::default_threads;
 
+/// What micro benchmarks need to call kernels one by one; nothing else outside this room does.
+#[doc(hidden)]
+pub mod kernels {
+    pub use super::simd::{Kernels, Queries, SPAN_TOKENS};
+    pub use super::threads::{ColumnBlock, Crew, Team};
+}
+
 /// The usual `Options::batch_logits`: bounds that buffer to 32 rows of the vocabulary.
 pub const BATCH_LOGITS: usize = 32;
 
