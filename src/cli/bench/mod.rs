@@ -148,8 +148,10 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
         terminal.info(&format!("the plot is in {}", path.display()));
     }
     if report.tests.iter().any(|entry| entry.limit.is_some_and(|limit| limit.share > MORE_THAN_ALL)) {
-        terminal
-            .warn("a share above 100 % of a limit: the machine was busy with something else while that was measured");
+        terminal.warn(
+            "a share above 100 % of a limit: the machine was busy with something else while that was measured, or the \
+             model is too small to be held against it",
+        );
     }
     Ok(Ended::Done)
 }
