@@ -32,9 +32,9 @@ pub struct Loaded {
     pub kv_bytes_per_token: u64,
     pub engine: Engine,
     pub load_seconds: f64,
-    model: Arc<Model>,
-    backend_options: cpu::Options,
-    engine_options: engine::Options,
+    pub model: Arc<Model>,
+    pub backend_options: cpu::Options,
+    pub engine_options: engine::Options,
 }
 
 impl Loaded {
@@ -84,19 +84,8 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
     let path = find_model(args.model.as_deref())?;
     let gguf = weights::open(&path, args, terminal)?;
     let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
-    let (kv_type_k, kv_type_v) = args.kv_types();
-    let simd = args.simd()?;
-    // Threads beyond the processors only wait for each other, and the result is the same for any number.
-    let threads = args.threads.min(processors());
-    let options = cpu::Options {
-        threads,
-        simd,
-        kv_type_k,
-        kv_type_v,
-        batch_tokens: args.batch_size,
-        batch_logits: cpu::BATCH_LOGITS,
-        activations: cpu::Activations::Int8,
-    };
+    let options = backend_options(args)?;
+    let threads = options.threads;
     // Before anything is allocated: a context that does not fit is refused at once.
     let Room { context_tokens, cache_tokens } = plan::room(args, (threads, sequences), &gguf, &model.config, terminal)?;
     let backend = cpu::open(model.clone(), &options)?;
@@ -133,6 +122,23 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
         model,
         backend_options: options,
         engine_options,
+    })
+}
+
+/// What the flags ask of a backend.
+pub fn backend_options(args: &ModelArgs) -> anyhow::Result<cpu::Options> {
+    let (kv_type_k, kv_type_v) = args.kv_types();
+    let simd = args.simd()?;
+    // Threads beyond the processors only wait for each other, and the result is the same for any number.
+    let threads = args.threads.min(processors());
+    Ok(cpu::Options {
+        threads,
+        simd,
+        kv_type_k,
+        kv_type_v,
+        batch_tokens: args.batch_size,
+        batch_logits: cpu::BATCH_LOGITS,
+        activations: args.activations.into(),
     })
 }
 

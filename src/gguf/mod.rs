@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 use crate::quant::DType;
 use file::Access;
@@ -110,7 +110,6 @@ pub struct Bytes {
 
 impl Bytes {
     /// A copy in anonymous memory.
-    #[cfg(test)]
     pub fn in_memory(bytes: &[u8]) -> Bytes {
         let mut map = memmap2::MmapMut::map_anon(bytes.len()).expect("a small map");
         map.copy_from_slice(bytes);
@@ -148,8 +147,23 @@ impl Gguf {
         Gguf::open_by(path, Access::Read(on_read))
     }
 
+    /// Reads and checks what `write` puts into zeroed memory of `bytes`, as if it were the file `name`.
+    pub fn in_memory(name: &Path, bytes: usize, write: impl FnOnce(&mut [u8])) -> Result<Gguf, Error> {
+        let failed = |error| Error::of_file(name, format_args!("no memory for its {bytes} bytes: {error}"));
+        let mut map = MmapMut::map_anon(bytes).map_err(failed)?;
+        write(&mut map);
+        let map = Arc::new(map.make_read_only().map_err(failed)?);
+        Gguf::parse(name, map, Access::Read(&mut |_, _| Ok(())))
+    }
+
     fn open_by(path: &Path, mut access: Access) -> Result<Gguf, Error> {
-        let Part { map, version, entries, tensors } = header::parse(path, access.bytes(path)?, 0)?;
+        let bytes = access.bytes(path)?;
+        Gguf::parse(path, bytes, access)
+    }
+
+    /// `access`: to further parts.
+    fn parse(path: &Path, map: Arc<Mmap>, mut access: Access) -> Result<Gguf, Error> {
+        let Part { map, version, entries, tensors } = header::parse(path, map, 0)?;
         let mut gguf = Gguf {
             path: path.to_path_buf(),
             version,

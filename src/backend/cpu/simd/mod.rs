@@ -4,6 +4,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod peaks;
 mod scalar;
 
 use std::ops::Range;
@@ -15,6 +16,7 @@ use crate::kv::layout::KvType;
 use crate::model::Matrix;
 use crate::quant::activation::QuantTile;
 
+pub use peaks::{Peaks, peaks};
 pub use scalar::exp;
 
 /// Consecutive tokens of a sequence that are scored together: a part of the contract. Scores of a query lie this far apart.
@@ -48,7 +50,7 @@ impl Simd {
     }
 
     /// The table, if this CPU can run it.
-    fn kernels(self) -> Option<&'static Kernels> {
+    pub fn kernels(self) -> Option<&'static Kernels> {
         match self {
             Simd::Scalar => Some(&scalar::KERNELS),
             #[cfg(target_arch = "x86_64")]
@@ -73,7 +75,7 @@ pub(super) fn choose(asked: Option<Simd>) -> Result<&'static Kernels> {
 }
 
 /// The functions that differ by instruction set. Lengths are the caller's promise and are asserted inside.
-pub(super) struct Kernels {
+pub struct Kernels {
     pub name: &'static str,
     /// (cols) f32 -> int8 groups of row `token` of a tile.
     pub quantize: fn(x: &[f32], tile: &mut QuantTile, token: usize),
@@ -112,7 +114,7 @@ type ScoresInt8 = fn(&Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_scales: &[
 
 /// The query heads of one KV head for some tokens: the `heads` of a token follow each other, tokens are `stride` apart.
 #[derive(Clone, Copy)]
-pub(super) struct Queries<'a, T> {
+pub struct Queries<'a, T> {
     pub q: &'a [T],
     pub stride: usize,
     pub tokens: usize,
