@@ -807,15 +807,13 @@ fn bench_measures_each_size_at_each_depth() {
     assert_eq!(names.len(), 6);
     assert!(names[0].0 == "prefill" && names[0].1 == 0 && names[0].2 == 16, "{names:?}");
     assert!(names[5].0 == "decode" && names[5].1 == 20 && names[5].2 == 4, "{names:?}");
-    let bandwidth = report["read_bytes_per_second"].as_f64().unwrap();
     for test in tests {
         assert_eq!(
             (&test["model"], &test["threads"], &test["kv_type"]),
             (&"Q4_1.gguf".into(), &1.into(), &"f16".into())
         );
         let number = |key: &str| test[key].as_f64().unwrap();
-        let share = number("bytes_per_token") * number("tokens_per_second") / bandwidth;
-        assert!((number("bandwidth_share") / share - 1.0).abs() < 1e-9 && share > 0.0, "{test}");
+        assert!(number("tokens_per_second") > 0.0 && number("bytes_per_token") > 0.0, "{test}");
     }
     let table = stdout(&run(&args));
     assert_eq!(table.lines().filter(|line| line.starts_with("| prefill") || line.starts_with("| decode")).count(), 6);

@@ -1,11 +1,14 @@
 //! The seam between the engine and the devices: a backend runs the model's layers for one flat batch.
 
 pub mod cpu;
+mod profile;
 
 use std::ops::Range;
 
 use crate::kv::layout::BlockId;
 use crate::tokenizer::TokenId;
+
+pub use profile::{Profile, Stage, Stopwatch, Work};
 
 /// What the engine and the benches need to know of a backend.
 #[derive(Clone, Debug)]
@@ -75,4 +78,12 @@ pub trait Backend: Send {
 
     /// Puts back what `read_block` gave.
     fn write_block(&mut self, block: BlockId, contents: &[u8]);
+
+    /// Whether batches are timed stage by stage from now on; off at first.
+    fn set_profiling(&mut self, _on: bool) {}
+
+    /// What the batches since the last call have added up; `None`: they were not timed.
+    fn take_profile(&mut self) -> Option<Profile> {
+        None
+    }
 }

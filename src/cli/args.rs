@@ -7,12 +7,15 @@ use anyhow::ensure;
 use clap::{Args, ValueEnum};
 
 use super::Usage;
-use crate::backend::cpu::Simd;
+use crate::backend::cpu::{Activations, Simd};
 use crate::engine::OnFull;
 use crate::kv::layout::{BLOCK_TOKENS, KvType};
 use crate::model::{RopeOverrides, RopeScaling};
 use crate::sampler::Params;
 use crate::tokenizer::Tokenizer;
+
+/// Of `-b`.
+pub const DEFAULT_BATCH: usize = 256;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
@@ -31,9 +34,9 @@ pub struct ModelArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31), allow_negative_numbers = true)]
     pub ctx_size: Option<usize>,
 
-    // 64 tokens read the prompt as fast as 512 do, and Ctrl-C is noticed between two steps.
+    // Each step unpacks all weights once: 256 tokens share that. Steps are shorter where the machine is slow.
     /// Most prompt tokens computed in one step; changes no result
-    #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
     pub batch_size: usize,
 
     /// How keys and values are kept in the KV cache
@@ -52,9 +55,22 @@ pub struct ModelArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// CPU instructions to use [default: the best this CPU has]
+    /// Keep the weights in memory, so that the system never drops or swaps them
+    #[arg(long)]
+    pub mlock: bool,
+
+    /// Read the file into memory instead of mapping it: for slow network disks, or a file that may change meanwhile
+    #[arg(long)]
+    pub no_mmap: bool,
+
+    /// CPU instructions to use [default: $SAYFA_SIMD, else the best this CPU has]
     #[arg(long, value_name = "SET", value_enum)]
     pub simd: Option<SimdName>,
+
+    /// Bits in which the inputs of quantized matrices are kept: 16 comes close to exact arithmetic and reads prompts at
+    /// about half the speed
+    #[arg(long, value_name = "BITS", value_enum, default_value_t = ActivationBits::Eight)]
+    pub activations: ActivationBits,
 
     /// Base of the rotary position frequencies [default: from the model]
     #[arg(long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
@@ -72,6 +88,16 @@ pub struct ModelArgs {
 impl ModelArgs {
     pub fn kv_types(&self) -> (KvType, KvType) {
         (self.kv_type_k.unwrap_or(self.kv_type).into(), self.kv_type_v.unwrap_or(self.kv_type).into())
+    }
+
+    /// --simd, else $SAYFA_SIMD, which is named when it makes no sense.
+    pub fn simd(&self) -> anyhow::Result<Option<Simd>> {
+        let from_environment = std::env::var_os("SAYFA_SIMD").filter(|name| !name.is_empty());
+        let name = match (self.simd, from_environment) {
+            (None, Some(name)) => Some(simd_of_environment(&name.to_string_lossy())?),
+            (name, _) => name,
+        };
+        Ok(name.map(Simd::from))
     }
 
     pub fn rope_overrides(&self) -> RopeOverrides {
@@ -291,6 +317,34 @@ impl From<SimdName> for Simd {
             SimdName::Neon => Simd::Neon,
         }
     }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ActivationBits {
+    #[default]
+    #[value(name = "8")]
+    Eight,
+    #[value(name = "16")]
+    Sixteen,
+}
+
+impl From<ActivationBits> for Activations {
+    fn from(bits: ActivationBits) -> Activations {
+        match bits {
+            ActivationBits::Eight => Activations::Int8,
+            ActivationBits::Sixteen => Activations::Int16,
+        }
+    }
+}
+
+fn simd_of_environment(name: &str) -> anyhow::Result<SimdName> {
+    let known = SimdName::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let simd = SimdName::from_str(name, false).map_err(|_| {
+        let known: Vec<String> = known.map(|value| value.get_name().to_string()).collect();
+        Usage(format!("$SAYFA_SIMD must be one of {}, not '{name}'", known.join(", ")))
+    })?;
+    ensure!(Simd::from(simd).is_available(), "this CPU does not have the instructions of $SAYFA_SIMD, {name}");
+    Ok(simd)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

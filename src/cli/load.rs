@@ -11,6 +11,7 @@ use super::args::{CacheArgs, ModelArgs};
 use super::machine::{self, mib};
 use super::plan::{self, Room};
 use super::terminal::Terminal;
+use super::{counted, weights};
 use crate::backend::cpu;
 use crate::engine::{self, Engine};
 use crate::gguf::Gguf;
@@ -20,9 +21,6 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
 pub const DEFAULT_MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-
-/// Bytes read ahead between two steps of the progress bar.
-const READ_AHEAD_BYTES: usize = 4 << 20;
 
 pub struct Loaded {
     /// The file's name, for people.
@@ -34,9 +32,9 @@ pub struct Loaded {
     pub kv_bytes_per_token: u64,
     pub engine: Engine,
     pub load_seconds: f64,
-    model: Arc<Model>,
-    backend_options: cpu::Options,
-    engine_options: engine::Options,
+    pub model: Arc<Model>,
+    pub backend_options: cpu::Options,
+    pub engine_options: engine::Options,
 }
 
 impl Loaded {
@@ -84,21 +82,10 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
 pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let start = Instant::now();
     let path = find_model(args.model.as_deref())?;
-    let gguf = Gguf::open(&path)?;
+    let gguf = weights::open(&path, args, terminal)?;
     let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
-    let (kv_type_k, kv_type_v) = args.kv_types();
-    let simd = args.simd.map(cpu::Simd::from);
-    // Threads beyond the processors only wait for each other, and the result is the same for any number.
-    let threads = args.threads.min(processors());
-    let options = cpu::Options {
-        threads,
-        simd,
-        kv_type_k,
-        kv_type_v,
-        batch_tokens: args.batch_size,
-        batch_logits: cpu::BATCH_LOGITS,
-        activations: cpu::Activations::Int8,
-    };
+    let options = backend_options(args)?;
+    let threads = options.threads;
     // Before anything is allocated: a context that does not fit is refused at once.
     let Room { context_tokens, cache_tokens } = plan::room(args, (threads, sequences), &gguf, &model.config, terminal)?;
     let backend = cpu::open(model.clone(), &options)?;
@@ -107,8 +94,9 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
     // The vocabulary needs a core for a while, the weights the disk: both at once.
     let texts = std::thread::scope(|scope| {
         let texts = scope.spawn(|| Texts::new(path, &gguf));
-        read_ahead(&gguf, terminal);
-        texts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let settled = weights::settle(&gguf, args, terminal);
+        let texts = texts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        settled.and(texts)
     })?;
     if texts.tokenizer.vocab() > model.config.vocab {
         bail!(
@@ -134,6 +122,23 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
         model,
         backend_options: options,
         engine_options,
+    })
+}
+
+/// What the flags ask of a backend.
+pub fn backend_options(args: &ModelArgs) -> anyhow::Result<cpu::Options> {
+    let (kv_type_k, kv_type_v) = args.kv_types();
+    let simd = args.simd()?;
+    // Threads beyond the processors only wait for each other, and the result is the same for any number.
+    let threads = args.threads.min(processors());
+    Ok(cpu::Options {
+        threads,
+        simd,
+        kv_type_k,
+        kv_type_v,
+        batch_tokens: args.batch_size,
+        batch_logits: cpu::BATCH_LOGITS,
+        activations: args.activations.into(),
     })
 }
 
@@ -180,24 +185,6 @@ fn not_found(flag: &str, name: &Path, folders: &[PathBuf]) -> String {
     )
 }
 
-/// Touches every page of the tensors in file order: one pass of large reads instead of faults in random order.
-fn read_ahead(gguf: &Gguf, terminal: &Terminal) {
-    let total: u64 = gguf.tensors().iter().map(|tensor| tensor.data().len() as u64).sum();
-    // More than fits would only push out what was read first.
-    if machine::total_memory().is_some_and(|memory| total > memory / 2) {
-        return;
-    }
-    let mut progress = terminal.progress_bytes("loading", total);
-    let mut done = 0;
-    for tensor in gguf.tensors() {
-        for chunk in tensor.data().chunks(READ_AHEAD_BYTES) {
-            std::hint::black_box(chunk.iter().step_by(4096).fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
-            done += chunk.len() as u64;
-            progress.set(done);
-        }
-    }
-}
-
 fn warn(gguf: &Gguf, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &Terminal) {
     for sentence in texts.tokenizer.warnings() {
         terminal.warn(sentence);
@@ -214,9 +201,7 @@ fn warn(gguf: &Gguf, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &
         terminal
             .warn(&format!("the file has {file}, but the machine {memory} of memory: every token will read the disk"));
     }
-    if args.threads > processors() {
-        terminal.warn(&format!("-t {}: only the {} processors there are will be used", args.threads, processors()));
-    }
+    warn_of_threads(args.threads, terminal);
     let trained = model.config.context_tokens;
     if args.ctx_size.is_some_and(|wanted| wanted > trained) {
         let wanted = args.ctx_size.unwrap_or(0);
@@ -226,6 +211,29 @@ fn warn(gguf: &Gguf, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &
     }
 }
 
+fn warn_of_threads(threads: usize, terminal: &Terminal) {
+    let (processors, cores) = (processors(), cpu::default_threads());
+    if threads > processors {
+        let processors = counted(processors, "processor");
+        terminal.warn(&format!("-t {threads}: this process may use {processors}, and takes as many threads"));
+    } else if threads > cores {
+        let cores = counted(cores, "physical core");
+        terminal
+            .warn(&format!("-t {threads}: with {cores} for them, more threads are mostly slower than one for each"));
+    }
+    let nodes = cpu::memory_nodes();
+    if nodes.len() > 1 {
+        terminal.info(&format!(
+            "{} memory nodes (processors {}): the weights lie where they were first read, and the threads of other nodes \
+             read them slowly; `numactl --interleave=all` spreads them, or `numactl -N 0 -m 0` keeps to one node, once \
+             the file is no longer cached",
+            nodes.len(),
+            nodes.join(" and ")
+        ));
+    }
+}
+
+/// Of the affinity mask, or of a control group's time if that is less.
 fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

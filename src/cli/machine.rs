@@ -1,7 +1,6 @@
 //! What this machine can give: memory now free for us, and why not more.
 
 use std::fs;
-use std::time::Instant;
 
 /// Bytes that this process may still take, and which limit says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,28 +93,18 @@ fn address_space_available() -> Option<u64> {
     Some(limit.saturating_sub(mapped.unwrap_or(0)) / 4 * 3)
 }
 
-/// Bytes per second that `threads` threads read from memory together, plainly: the best of a few passes over a buffer
-/// that no cache holds.
-pub fn read_bandwidth(threads: usize) -> f64 {
-    const WORDS: usize = (256 << 20) / 8;
-    const PASSES: usize = 5;
-    let buffer = vec![1u64; WORDS];
-    let pass = || {
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            for part in buffer.chunks(WORDS.div_ceil(threads.max(1))) {
-                scope.spawn(|| {
-                    let sum = part.chunks(8).fold([0u64; 8], |mut sums, words| {
-                        sums.iter_mut().zip(words).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
-                        sums
-                    });
-                    std::hint::black_box(sum);
-                });
-            }
-        });
-        (WORDS * 8) as f64 / start.elapsed().as_secs_f64()
-    };
-    (0..PASSES).map(|_| pass()).fold(0.0, f64::max)
+/// The processor's name for people, if the system tells it.
+pub fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    line.split_once(':').map(|(_, name)| name.trim().to_string())
+}
+
+/// Bytes of the largest cache that a core reads through, if the system tells it.
+pub fn largest_cache_bytes() -> Option<u64> {
+    let size = |index: u32| fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok();
+    let bytes = |text: String| text.trim().trim_end_matches('K').parse::<u64>().ok()?.checked_mul(1024);
+    (0..).map_while(size).filter_map(bytes).max()
 }
 
 pub fn mib(bytes: u64) -> String {
@@ -149,6 +138,8 @@ mod tests {
     fn this_machine_has_memory() {
         assert!(available_memory().is_none_or(|memory| memory.bytes > 0));
         assert!(total_memory().is_none_or(|bytes| bytes > 1 << 20));
+        assert!(largest_cache_bytes().is_none_or(|bytes| bytes >= 1 << 14));
+        assert!(processor().is_none_or(|name| !name.is_empty()));
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod signals;
 pub mod terminal;
 mod tokenize;
 mod usage;
+mod weights;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;

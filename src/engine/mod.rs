@@ -4,11 +4,17 @@ mod session;
 
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
+use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, Batch, BatchRow, Info};
+use crate::backend::{Backend, Batch, BatchRow, Info, Profile};
 use crate::kv::layout::BLOCK_TOKENS;
 use crate::kv::{KvCache, PageTable, Usage};
 use crate::tokenizer::TokenId;
+
+/// Tokens of a prompt that are computed first, before it is known how long that takes.
+const FIRST_STEP: usize = 64;
+/// A step of a prompt shall not take longer, so that a break is noticed soon.
+const STEP_TIME: Duration = Duration::from_millis(500);
 
 pub use session::{About, Restored, Saving};
 
@@ -141,6 +147,16 @@ impl Engine {
         self.info().vocab
     }
 
+    /// Whether steps are timed stage by stage from now on; off at first.
+    pub fn set_profiling(&mut self, on: bool) {
+        self.backend.set_profiling(on);
+    }
+
+    /// What the steps since the last call have added up, if they were timed.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.backend.take_profile()
+    }
+
     /// The pool, block by block kind.
     pub fn usage(&self) -> Usage {
         self.cache.usage()
@@ -225,8 +241,12 @@ impl Engine {
         assert!(!prompt.is_empty(), "a prompt has a token");
         let cached_tokens = self.reuse(id, prompt)?;
         let (mut done, total) = (cached_tokens, prompt.len() - cached_tokens);
-        let step = self.prefill_step();
+        let most = self.prefill_step();
+        let mut step = most.min(FIRST_STEP);
+        // What is evicted depends on the steps: there they must not depend on the time that they take.
+        let adapts = prompt.len() <= self.context_tokens();
         while done < prompt.len() {
+            let start = Instant::now();
             let chunk = &prompt[done..prompt.len().min(done + step)];
             let is_last = done + chunk.len() == prompt.len();
             let wanted = if is_last { chunk.len() - 1..chunk.len() } else { 0..0 };
@@ -235,6 +255,11 @@ impl Engine {
             if on_progress(done - cached_tokens, total).is_break() {
                 return Err(Error::Interrupted);
             }
+            step = match start.elapsed() {
+                short if adapts && short < STEP_TIME / 2 => most.min(2 * step),
+                long if adapts && long > STEP_TIME => step.div_ceil(2),
+                _ => step,
+            };
         }
         Ok(Prefilled { cached_tokens, computed_tokens: total })
     }
@@ -328,41 +353,65 @@ impl Engine {
     /// One batch: computes `tokens` at the end of a sequence and returns the logits (n_wanted, vocab) of `wanted`.
     fn append(&mut self, id: SequenceId, tokens: &[TokenId], wanted: Range<usize>) -> Result<&[f32], Error> {
         self.make_room(id, tokens.len())?;
-        self.compute(id, tokens, wanted)
+        self.compute(&[(id, tokens)], wanted.collect())
     }
 
-    fn compute(&mut self, id: SequenceId, tokens: &[TokenId], wanted: Range<usize>) -> Result<&[f32], Error> {
-        let sequence = self.sequences.get_mut(&id).expect("a sequence of this engine");
-        let cached_tokens = sequence.table.tokens();
-        let moves = self.cache.append(&mut sequence.table, tokens.len()).map_err(anyhow::Error::from)?;
-        if let Some((from, to)) = moves.copy {
-            self.backend.copy_block(from, to);
+    /// Appends one token to each of some sequences, all different, in one batch: logits (n, vocab) in their order. What a
+    /// sequence gets does not depend on the others. At most `Info::batch_logits` of them.
+    pub fn decode_together(&mut self, next: &[(SequenceId, TokenId)]) -> Result<&[f32], Error> {
+        for &(id, _) in next {
+            self.make_room(id, 1)?;
         }
-        self.backend.release_blocks(&moves.freed);
-        let row = BatchRow {
-            tokens: 0..tokens.len(),
-            cached_tokens,
-            first_position: cached_tokens + sequence.position_gap,
-            pages: sequence.table.pages().to_vec(),
-        };
-        let batch = Batch { tokens: tokens.to_vec(), rows: vec![row], wanted: wanted.collect() };
-        match self.backend.forward(&batch) {
-            Ok(logits) => {
-                sequence.tokens.extend_from_slice(tokens);
-                if sequence.forgotten == 0 {
-                    self.cache.publish(&mut sequence.table, &sequence.tokens);
-                } else if sequence.table.is_whole() {
-                    let held: Vec<TokenId> = sequence.held().collect();
-                    self.cache.publish(&mut sequence.table, &held);
+        let rows: Vec<_> = next.iter().map(|(id, token)| (*id, std::slice::from_ref(token))).collect();
+        self.compute(&rows, (0..next.len()).collect())
+    }
+
+    /// Computes tokens at the ends of sequences, for which there is room; `wanted` counts through all of them.
+    fn compute(&mut self, rows: &[(SequenceId, &[TokenId])], wanted: Vec<usize>) -> Result<&[f32], Error> {
+        let mut batch = Batch { wanted, ..Batch::default() };
+        let mut result = Ok(());
+        for &(id, tokens) in rows {
+            let sequence = self.sequences.get_mut(&id).expect("a sequence of this engine");
+            let cached_tokens = sequence.table.tokens();
+            match self.cache.append(&mut sequence.table, tokens.len()) {
+                Ok(moves) => {
+                    if let Some((from, to)) = moves.copy {
+                        self.backend.copy_block(from, to);
+                    }
+                    self.backend.release_blocks(&moves.freed);
                 }
-                Ok(logits)
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
             }
-            Err(error) => {
+            let at = batch.tokens.len();
+            batch.tokens.extend_from_slice(tokens);
+            batch.rows.push(BatchRow {
+                tokens: at..batch.tokens.len(),
+                cached_tokens,
+                first_position: cached_tokens + sequence.position_gap,
+                pages: sequence.table.pages().to_vec(),
+            });
+        }
+        let result = result.map_err(anyhow::Error::from).and_then(|()| self.backend.forward(&batch));
+        let rows = rows.iter().zip(&batch.rows);
+        for (&(id, tokens), row) in rows {
+            let sequence = self.sequences.get_mut(&id).expect("a sequence of this engine");
+            if result.is_err() {
                 // the pages go back to the pool; their memory is given back when they are used and freed again
-                self.cache.truncate(&mut sequence.table, cached_tokens);
-                Err(error.into())
+                self.cache.truncate(&mut sequence.table, row.cached_tokens);
+                continue;
+            }
+            sequence.tokens.extend_from_slice(tokens);
+            if sequence.forgotten == 0 {
+                self.cache.publish(&mut sequence.table, &sequence.tokens);
+            } else if sequence.table.is_whole() {
+                let held: Vec<TokenId> = sequence.held().collect();
+                self.cache.publish(&mut sequence.table, &held);
             }
         }
+        Ok(result?)
     }
 
     /// Room for `n` more tokens, by the rule for full contexts.
@@ -409,7 +458,7 @@ impl Engine {
         let (tokens, forgotten) = (sequence.tokens.clone(), sequence.forgotten + dropped);
         self.truncate(id, 0);
         for chunk in held.chunks(self.info().batch_tokens) {
-            self.compute(id, chunk, 0..0)?;
+            self.compute(&[(id, chunk)], Vec::new())?;
         }
         let sequence = self.sequence(id);
         (sequence.tokens, sequence.kept, sequence.forgotten) = (tokens, kept, forgotten);

@@ -244,3 +244,33 @@ fn a_prompt_beyond_the_context_that_does_not_go_on_is_refused_also_when_evicting
     assert!(matches!(error, Error::ContextFull { wanted: 40, context_tokens: 32 }));
     assert_eq!(engine.tokens(id), [1, 2, 3]);
 }
+
+#[test]
+fn sequences_decode_together_as_they_do_alone() {
+    let (mut engine, read) = engine_with(64, 4096, OnFull::Stop);
+    let ids = [(); 3].map(|()| engine.new_sequence());
+    for (id, prompt) in ids.into_iter().zip([&[1, 2, 3][..], &[50], &[90; 17]]) {
+        engine.prefill(id, prompt, &mut go_on).unwrap();
+    }
+    read.lock().unwrap().clear();
+    let next: Vec<(SequenceId, TokenId)> = ids.into_iter().zip([10, 20, 30]).collect();
+    let logits = engine.decode_together(&next).unwrap();
+    assert_eq!(logits.chunks(1000).map(best).collect::<Vec<_>>(), [11, 21, 31]);
+    assert_eq!(engine.tokens(ids[0]), [1, 2, 3, 10]);
+    // one batch with a row for each, which read its own tokens at its own positions
+    let read = read.lock().unwrap();
+    assert_eq!(read[0], [(1, 0), (2, 1), (3, 2), (10, 3)]);
+    assert_eq!(read[1], [(50, 0), (20, 1)]);
+    assert_eq!((read.len(), read[2].len(), read[2][17]), (3, 18, (30, 17)));
+}
+
+#[test]
+fn a_full_sequence_stops_those_that_decode_with_it_before_anything_is_computed() {
+    let mut engine = engine(4);
+    let ids = [(); 2].map(|()| engine.new_sequence());
+    engine.prefill(ids[0], &[1], &mut go_on).unwrap();
+    engine.prefill(ids[1], &[1, 2, 3, 4], &mut go_on).unwrap();
+    let error = engine.decode_together(&[(ids[0], 5), (ids[1], 5)]);
+    assert!(matches!(error, Err(Error::ContextFull { wanted: 5, context_tokens: 4 })));
+    assert_eq!((engine.tokens(ids[0]), engine.tokens(ids[1])), (&[1][..], &[1, 2, 3, 4][..]));
+}

@@ -1,16 +1,44 @@
-//! From a path to a memory map, and what to say of files that hold no GGUF.
+//! From a path to bytes in memory, and what to say of files that hold no GGUF.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 use super::Error;
 
-/// Maps a regular file that is not empty. Anything else is refused before it is opened, so that a pipe or a device
+/// Bytes that are asked of the system at once: large enough for a disk, small enough for a progress bar.
+const PIECE_BYTES: usize = 4 << 20;
+/// How far the disk is kept ahead of the page tables: several requests under way at any time.
+const AHEAD_BYTES: usize = 8 * PIECE_BYTES;
+
+/// Hears of a file that is read (bytes done, bytes in all), first at 0 before any memory is taken; a sentence ends it.
+pub type OnRead<'a> = dyn FnMut(u64, u64) -> Result<(), String> + 'a;
+
+/// How the bytes of a file are had.
+pub(super) enum Access<'a> {
+    Map,
+    /// Read whole into memory of our own: slower to start, but nothing that happens to the file matters afterwards.
+    Read(&'a mut OnRead<'a>),
+}
+
+impl Access<'_> {
+    pub fn bytes(&mut self, path: &Path) -> Result<Arc<Mmap>, Error> {
+        let (file, file_bytes) = open(path)?;
+        let bytes = match self {
+            Access::Map => map(path, &file)?,
+            Access::Read(on_read) => read(path, file, file_bytes, *on_read)?,
+        };
+        Ok(Arc::new(bytes))
+    }
+}
+
+/// Opens a regular file that is not empty. Anything else is refused before it is opened, so that a pipe or a device
 /// cannot hang the program.
-pub(super) fn map(path: &Path) -> Result<Mmap, Error> {
+fn open(path: &Path) -> Result<(File, usize), Error> {
     let about = fs::metadata(path).map_err(|error| cannot_open(path, &error))?;
     if about.is_dir() {
         return Err(Error::of_file(path, "this is a directory: give the .gguf file inside it"));
@@ -21,10 +49,76 @@ pub(super) fn map(path: &Path) -> Result<Mmap, Error> {
     if about.len() == 0 {
         return Err(Error::of_file(path, "the file is empty: its download has failed or not yet begun"));
     }
+    let bytes =
+        usize::try_from(about.len()).map_err(|_| Error::of_file(path, "larger than this system can address"))?;
     let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
+    Ok((file, bytes))
+}
+
+fn map(path: &Path, file: &File) -> Result<Mmap, Error> {
     // SAFETY: the map is private to this process and only ever read, as plain bytes for which every value is valid.
     // What no program can prevent is that another process cuts the file short while it is mapped.
-    unsafe { Mmap::map(&file) }.map_err(|error| Error::of_file(path, format_args!("cannot be mapped: {error}")))
+    unsafe { Mmap::map(file) }.map_err(|error| Error::of_file(path, format_args!("cannot be mapped: {error}")))
+}
+
+/// Into anonymous memory, which is aligned as a map is, in huge pages where the system grants them: fewer misses of the
+/// address cache when weights stream by.
+fn read(path: &Path, mut file: File, file_bytes: usize, on_read: &mut OnRead) -> Result<Mmap, Error> {
+    let wrong = |what: String| Error::of_file(path, what);
+    on_read(0, file_bytes as u64).map_err(wrong)?;
+    let mut bytes = MmapMut::map_anon(file_bytes)
+        .map_err(|error| wrong(format!("no memory for its {file_bytes} bytes: {error}")))?;
+    #[cfg(target_os = "linux")]
+    // A wish only: without it pages are small.
+    let _ = bytes.advise(memmap2::Advice::HugePage);
+    let mut done = 0;
+    for piece in bytes.chunks_mut(PIECE_BYTES) {
+        file.read_exact(piece).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => wrong(format!("shorter than the {file_bytes} bytes it had a moment ago")),
+            _ => wrong(format!("cannot be read: {error}")),
+        })?;
+        done += piece.len() as u64;
+        on_read(done, file_bytes as u64).map_err(wrong)?;
+    }
+    bytes.make_read_only().map_err(|error| wrong(format!("its memory cannot be protected: {error}")))
+}
+
+/// Brings the pages of a mapped file into memory and into the page table, in file order: one pass of large reads instead
+/// of faults in the order of the layers.
+pub(super) fn read_ahead(path: &Path, map: &Mmap, on_progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+    will_need(map, 0, AHEAD_BYTES);
+    for start in (0..map.len()).step_by(PIECE_BYTES) {
+        will_need(map, start + AHEAD_BYTES, PIECE_BYTES);
+        let end = map.len().min(start + PIECE_BYTES);
+        populate(map, start..end).map_err(|error| {
+            Error::of_file(path, format_args!("cannot be read to its end, is it being replaced? ({error})"))
+        })?;
+        on_progress((end - start) as u64);
+    }
+    Ok(())
+}
+
+/// Starts the reading without waiting for it.
+fn will_need(map: &Mmap, start: usize, bytes: usize) {
+    if start < map.len() {
+        #[cfg(unix)]
+        // Advice that a system does not take costs time, nothing else.
+        let _ = map.advise_range(memmap2::Advice::WillNeed, start, bytes.min(map.len() - start));
+    }
+}
+
+/// On Linux one call for many pages (since 5.14), which also tells of an error that a fault would end the program for;
+/// else a fault each.
+fn populate(map: &Mmap, range: Range<usize>) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    match map.advise_range(memmap2::Advice::PopulateRead, range.start, range.len()) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
+        done => return done,
+    }
+    // No system has smaller pages.
+    const PAGE_BYTES: usize = 4096;
+    std::hint::black_box(map[range].iter().step_by(PAGE_BYTES).fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
+    Ok(())
 }
 
 fn cannot_open(path: &Path, error: &io::Error) -> Error {

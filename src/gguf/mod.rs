@@ -20,9 +20,11 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 use crate::quant::DType;
+use file::Access;
+pub use file::OnRead;
 use header::{Entry, Part};
 pub use value::{Array, Value};
 
@@ -54,10 +56,12 @@ impl fmt::Display for AtByte {
 pub struct Gguf {
     path: PathBuf,
     version: u32,
-    /// Of the first part, which holds the metadata.
-    map: Arc<Mmap>,
     /// Paths of all parts; one for a whole file.
     parts: Vec<PathBuf>,
+    /// Of all parts. The first one holds the metadata.
+    maps: Vec<Arc<Mmap>>,
+    /// Not copies in memory of our own.
+    is_mapped: bool,
     file_bytes: u64,
     entries: Vec<Entry>,
     entry_index: HashMap<String, usize>,
@@ -106,7 +110,6 @@ pub struct Bytes {
 
 impl Bytes {
     /// A copy in anonymous memory.
-    #[cfg(test)]
     pub fn in_memory(bytes: &[u8]) -> Bytes {
         let mut map = memmap2::MmapMut::map_anon(bytes.len()).expect("a small map");
         map.copy_from_slice(bytes);
@@ -134,23 +137,49 @@ impl fmt::Debug for Bytes {
 }
 
 impl Gguf {
-    /// Opens a file, or all parts of a split model when given the first.
+    /// Maps a file, or all parts of a split model when given the first.
     pub fn open(path: &Path) -> Result<Gguf, Error> {
-        let Part { map, version, entries, tensors } = header::parse(path, Arc::new(file::map(path)?), 0)?;
+        Gguf::open_by(path, Access::Map)
+    }
+
+    /// The same, read into memory instead of mapped.
+    pub fn read(path: &Path, on_read: &mut OnRead) -> Result<Gguf, Error> {
+        Gguf::open_by(path, Access::Read(on_read))
+    }
+
+    /// Reads and checks what `write` puts into zeroed memory of `bytes`, as if it were the file `name`.
+    pub fn in_memory(name: &Path, bytes: usize, write: impl FnOnce(&mut [u8])) -> Result<Gguf, Error> {
+        let failed = |error| Error::of_file(name, format_args!("no memory for its {bytes} bytes: {error}"));
+        let mut map = MmapMut::map_anon(bytes).map_err(failed)?;
+        write(&mut map);
+        let map = Arc::new(map.make_read_only().map_err(failed)?);
+        Gguf::parse(name, map, Access::Read(&mut |_, _| Ok(())))
+    }
+
+    fn open_by(path: &Path, mut access: Access) -> Result<Gguf, Error> {
+        let bytes = access.bytes(path)?;
+        Gguf::parse(path, bytes, access)
+    }
+
+    /// `access`: to further parts.
+    fn parse(path: &Path, map: Arc<Mmap>, mut access: Access) -> Result<Gguf, Error> {
+        let Part { map, version, entries, tensors } = header::parse(path, map, 0)?;
         let mut gguf = Gguf {
             path: path.to_path_buf(),
             version,
             file_bytes: map.len() as u64,
-            map,
             parts: vec![path.to_path_buf()],
+            maps: vec![map],
+            is_mapped: matches!(access, Access::Map),
             entry_index: entries.iter().enumerate().map(|(i, entry)| (entry.key.clone(), i)).collect(),
             entries,
             tensor_index: HashMap::new(),
             tensors,
         };
-        for (path, part) in split::other_parts(&gguf)? {
+        for (path, part) in split::other_parts(&gguf, &mut access)? {
             gguf.file_bytes += part.map.len() as u64;
             gguf.parts.push(path);
+            gguf.maps.push(part.map);
             gguf.tensors.extend(part.tensors);
         }
         for (i, tensor) in gguf.tensors.iter().enumerate() {
@@ -162,7 +191,19 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Path given to `open`.
+    /// Brings all of the mapped bytes into memory, in file order. `on_progress` hears of each piece that is there.
+    pub fn read_ahead(&self, on_progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+        let mapped = self.parts.iter().zip(&self.maps).filter(|_| self.is_mapped);
+        mapped.into_iter().try_for_each(|(path, map)| file::read_ahead(path, map, on_progress))
+    }
+
+    /// Keeps all of the bytes in memory for as long as any of them are held.
+    #[cfg(unix)]
+    pub fn lock(&self) -> std::io::Result<()> {
+        self.maps.iter().try_for_each(|map| map.lock())
+    }
+
+    /// Path given to `open` or `read`.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -183,7 +224,12 @@ impl Gguf {
 
     /// Metadata in file order.
     pub fn metadata(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
-        self.entries.iter().map(|entry| (entry.key.as_str(), entry.value(&self.map)))
+        self.entries.iter().map(|entry| (entry.key.as_str(), entry.value(self.map())))
+    }
+
+    /// Of the part that holds the metadata.
+    fn map(&self) -> &Mmap {
+        &self.maps[0]
     }
 
     fn entry(&self, key: &str) -> Option<&Entry> {
@@ -191,7 +237,7 @@ impl Gguf {
     }
 
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
-        self.entry(key).map(|entry| entry.value(&self.map))
+        self.entry(key).map(|entry| entry.value(self.map()))
     }
 
     // Typed access: Ok(None) when the key is absent, Err (naming key, found and wanted type, value) when it does not fit.

@@ -2,10 +2,10 @@
 //! `split.no` counts from 0, file names count from 1, `split.tensors.count` is the total over all parts.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use super::file::Access;
 use super::header::{self, Part};
-use super::{Error, Gguf, file};
+use super::{Error, Gguf};
 
 const NO: &str = "split.no";
 const COUNT: &str = "split.count";
@@ -24,7 +24,7 @@ fn prefix_of(path: &Path, no: u64, count: u64) -> Option<&str> {
 }
 
 /// The other parts of the model whose file `first` is, in order; none when it is no split model.
-pub(super) fn other_parts(first: &Gguf) -> Result<Vec<(PathBuf, Part)>, Error> {
+pub(super) fn other_parts(first: &Gguf, access: &mut Access) -> Result<Vec<(PathBuf, Part)>, Error> {
     let path = first.path();
     let count = first.uint(COUNT)?.unwrap_or(1);
     if count <= 1 {
@@ -68,7 +68,7 @@ pub(super) fn other_parts(first: &Gguf) -> Result<Vec<(PathBuf, Part)>, Error> {
     }
     let mut parts = Vec::new();
     for (path, no) in paths.into_iter().zip(1..) {
-        let part = header::parse(&path, Arc::new(file::map(&path)?), no)?;
+        let part = header::parse(&path, access.bytes(&path)?, no)?;
         belongs(&path, &part, no as u64, count)?;
         parts.push((path, part));
     }

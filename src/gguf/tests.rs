@@ -190,3 +190,92 @@ fn an_infinite_float_is_refused() {
         assert!(error.contains("must be a finite f32 or f64"), "{error}");
     }
 }
+
+/// A file of a few pieces, so that the reading has something to tell.
+fn large_file(folder: &Path) -> PathBuf {
+    let path = folder.join("large.gguf");
+    let zeros = vec![0u8; 9 << 20];
+    let bytes = Writer::new().key("a.u8", Val::u8(200)).tensor(
+        "q.weight",
+        &[32, (9 << 20) / 34],
+        8,
+        &zeros[..(9 << 20) / 34 * 34],
+    );
+    std::fs::write(&path, bytes.build()).unwrap();
+    path
+}
+
+#[test]
+fn a_file_read_into_memory_is_the_mapped_one_and_outlives_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = large_file(folder.path());
+    let mapped = Gguf::open(&path).unwrap();
+    let mut heard = Vec::new();
+    let read = Gguf::read(&path, &mut |done, total| {
+        heard.push((done, total));
+        Ok(())
+    });
+    let read = read.unwrap();
+    assert_eq!((heard[0].0, heard.len()), (0, 4), "{heard:?}");
+    assert!(heard.iter().all(|(_, total)| *total == read.file_bytes()) && heard[3].0 == read.file_bytes());
+    assert!(heard.is_sorted());
+    assert_eq!(read.tensors()[0].data()[..], mapped.tensors()[0].data()[..]);
+    drop(mapped);
+    std::fs::write(&path, b"another file").unwrap();
+    assert_eq!(read.get("a.u8").and_then(|value| value.as_u64()), Some(200));
+    assert!(read.tensors()[0].data().iter().all(|&byte| byte == 0));
+    read.read_ahead(&mut |_| panic!("there is nothing to read ahead")).unwrap();
+}
+
+#[test]
+fn the_reading_ends_where_it_is_told_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut calls = 0;
+    let refused = Gguf::read(&large_file(folder.path()), &mut |_, total| {
+        calls += 1;
+        Err(format!("no room for {total} bytes"))
+    });
+    let sentence = refused.err().unwrap().to_string();
+    assert!(sentence.contains("large.gguf: no room for 9") && calls == 1, "{sentence}");
+}
+
+#[test]
+fn reading_ahead_tells_of_every_byte_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let gguf = Gguf::open(&large_file(folder.path())).unwrap();
+    let mut pieces = Vec::new();
+    gguf.read_ahead(&mut |piece| pieces.push(piece)).unwrap();
+    assert_eq!((pieces.len(), pieces.iter().sum::<u64>()), (3, gguf.file_bytes()));
+}
+
+/// Where a fault would be the signal SIGBUS.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_is_cut_while_it_is_read_ahead_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = large_file(folder.path());
+    let gguf = Gguf::open(&path).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+    let sentence = gguf.read_ahead(&mut |_| {}).unwrap_err().to_string();
+    assert!(sentence.contains("large.gguf: cannot be read to its end"), "{sentence}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn locked_bytes_are_counted_by_the_system_until_they_are_let_go() {
+    let locked_kib = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    // Smaller than what any user may lock.
+    let path = folder.path().join("tiny.gguf");
+    std::fs::write(&path, sound().build()).unwrap();
+    let gguf = Gguf::open(&path).unwrap();
+    let before = locked_kib();
+    gguf.lock().unwrap();
+    assert!(locked_kib() > before);
+    drop(gguf);
+    assert_eq!(locked_kib(), before);
+}

@@ -59,7 +59,7 @@ impl Matrix {
         self.data.len() as u64
     }
 
-    #[cfg(test)]
+    /// A copy of `bytes`, for tests and benchmarks.
     pub fn in_memory(dtype: DType, rows: usize, cols: usize, bytes: &[u8]) -> Matrix {
         Matrix { dtype, rows, cols, data: Bytes::in_memory(bytes) }
     }
@@ -134,21 +134,31 @@ impl Model {
         Ok(Model { config, token_embd, layers, output_norm, output, unused_tensors })
     }
 
-    /// Bytes of weights that decoding one token reads: all matrices but the embedding table (one row) and the experts
-    /// that are not used.
-    pub fn bytes_per_token(&self) -> u64 {
-        let expert = |e: &Expert| e.gate.weight.bytes() + e.up.weight.bytes() + e.down.weight.bytes();
-        let layer = |layer: &Layer| {
+    /// The matrices that decoding one token reads, in order: all but the embedding table (one row) and the experts that
+    /// are not used.
+    pub fn matrices_per_token(&self) -> Vec<&Matrix> {
+        let mut matrices = Vec::new();
+        for layer in &self.layers {
             let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_v, &layer.attn_output];
-            let ffn = match &layer.ffn {
-                FeedForward::Dense(dense) => expert(dense),
+            matrices.extend(attention.map(|linear| &linear.weight));
+            let (experts, used) = match &layer.ffn {
+                FeedForward::Dense(expert) => (std::slice::from_ref(expert), 1),
                 FeedForward::Experts { router, experts, used } => {
-                    router.weight.bytes() + experts.iter().take(*used).map(expert).sum::<u64>()
+                    matrices.push(&router.weight);
+                    (&experts[..], *used)
                 }
             };
-            attention.iter().map(|linear| linear.weight.bytes()).sum::<u64>() + ffn
-        };
-        self.layers.iter().map(layer).sum::<u64>() + self.output.weight.bytes()
+            for Expert { gate, up, down } in experts.iter().take(used) {
+                matrices.extend([gate, up, down].map(|linear| &linear.weight));
+            }
+        }
+        matrices.push(&self.output.weight);
+        matrices
+    }
+
+    /// Bytes of weights that decoding one token reads.
+    pub fn bytes_per_token(&self) -> u64 {
+        self.matrices_per_token().into_iter().map(Matrix::bytes).sum()
     }
 }
 

@@ -7,7 +7,7 @@ use super::ops::{add, add_scaled, rms_norm, rope};
 use super::pages::{NewRows, Pages, Slot, Slots};
 use super::simd::{Kernels, exp};
 use super::threads::Crew;
-use crate::backend::Batch;
+use crate::backend::{Batch, Stage, Stopwatch};
 use crate::kv::layout::{BLOCK_TOKENS, Half, KvType};
 use crate::kv::rows::rotate;
 use crate::model::{Config, Expert, FeedForward, Layer, Linear, Model};
@@ -151,12 +151,15 @@ pub struct Pass<'a> {
     pub kernels: &'a Kernels,
     pub crew: &'a Crew<'a>,
     pub batch: &'a Batch,
+    /// Times the stages, when somebody asks for it.
+    pub watch: Option<&'a Stopwatch>,
 }
 
 impl Pass<'_> {
     /// Tokens in, logits of the wanted ones out; K and V of all of them in the pages.
     pub fn forward(&self, pages: &mut Pages, b: &mut Buffers) {
         let slots = self.slots();
+        self.begin(Stage::Embed);
         self.embed(b);
         self.angles(b);
         for (n, layer) in self.model.layers.iter().enumerate() {
@@ -170,6 +173,20 @@ impl Pass<'_> {
             self.add_to_residual(b);
         }
         self.head(b);
+        self.end();
+    }
+
+    /// What follows is this stage's work.
+    fn begin(&self, stage: Stage) {
+        if let Some(watch) = self.watch {
+            watch.begin(Some(stage));
+        }
+    }
+
+    fn end(&self) {
+        if let Some(watch) = self.watch {
+            watch.begin(None);
+        }
     }
 
     fn n_tokens(&self) -> usize {
@@ -216,8 +233,10 @@ impl Pass<'_> {
 
         let qkv = [&layer.attn_q, &layer.attn_k, &layer.attn_v];
         self.norm(&layer.attn_norm, &qkv, &b.x, &mut b.input);
+        self.begin(Stage::Qkv);
         matmul(self.crew, self.kernels, &qkv, &b.input, tokens, &mut b.qkv);
 
+        self.begin(Stage::Rope);
         let (cos, sin, pairs) = (&b.cos, &b.sin, head_dim / 2);
         let [k_type, v_type] = [Half::K, Half::V].map(|half| pages.layout().row_type(half));
         let rows = (&mut b.qkv[..tokens * qkv_len], qkv_len);
@@ -237,11 +256,13 @@ impl Pass<'_> {
         if k_type == KvType::Int8 {
             self.quantize_queries(shape.n_heads, qkv_len, b);
         }
+        self.begin(Stage::Store);
         let rows = &b.qkv[..tokens * qkv_len];
         let (kv_heads, k_at, v_at) = (shape.n_kv_heads, q_dim, q_dim + kv_dim);
         let new = NewRows { layer: n, kv_heads, rows, row_len: qkv_len, k_at, v_at };
         pages.store(self.crew, slots, &new, self.kernels.encode);
 
+        self.begin(Stage::Attention);
         let shape = LayerShape { layer: n, n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim };
         for row in &self.batch.rows {
             let first = row.tokens.start;
@@ -257,6 +278,7 @@ impl Pass<'_> {
             };
             b.attention.run(self.crew, &task, &mut b.attn[row.tokens.start * q_dim..row.tokens.end * q_dim]);
         }
+        self.begin(Stage::AttnOutput);
         let attn = &b.attn;
         b.input.prepare(self.crew, self.kernels, (tokens, q_dim), &[&layer.attn_output], |token, row| {
             row.copy_from_slice(&attn[token * q_dim..(token + 1) * q_dim]);
@@ -292,13 +314,16 @@ impl Pass<'_> {
     /// The three matrices of a feed-forward network on `n` prepared rows; leaves other rows in `input`.
     fn feed_forward(&self, ffn: &Expert, n: usize, input: &mut Input, gate_up: &mut [f32], y: &mut [f32]) {
         let hidden = ffn.gate.weight.rows;
+        self.begin(Stage::GateUp);
         matmul(self.crew, self.kernels, &[&ffn.gate, &ffn.up], input, n, gate_up);
+        self.begin(Stage::Silu);
         let gate_up = &*gate_up;
         input.prepare(self.crew, self.kernels, (n, hidden), &[&ffn.down], |token, row| {
             let (gate, up) = gate_up[token * 2 * hidden..(token + 1) * 2 * hidden].split_at(hidden);
             row.copy_from_slice(gate);
             (self.kernels.silu_mul)(row, up);
         });
+        self.begin(Stage::Down);
         matmul(self.crew, self.kernels, &[&ffn.down], input, n, y);
     }
 
@@ -307,6 +332,7 @@ impl Pass<'_> {
         let (n, dim) = (self.n_tokens(), self.model.config.dim);
         let scratch = b.experts.as_mut().expect("allocated for models with experts");
         self.norm(norm, &[router], &b.x, &mut b.input);
+        self.begin(Stage::Router);
         matmul(self.crew, self.kernels, &[router], &b.input, n, &mut scratch.router);
         let choices: Vec<_> = scratch.router.chunks_mut(experts.len()).take(n).map(|row| choose(row, used)).collect();
 
@@ -317,11 +343,13 @@ impl Pass<'_> {
             if tokens.is_empty() {
                 continue;
             }
+            self.begin(Stage::Norm);
             let (h, readers) = (&b.input.x, [&expert.gate, &expert.up]);
             scratch.input.prepare(self.crew, self.kernels, (tokens.len(), dim), &readers, |i, row| {
                 row.copy_from_slice(&h[tokens[i].0 * dim..(tokens[i].0 + 1) * dim]);
             });
             self.feed_forward(expert, tokens.len(), &mut scratch.input, &mut b.gate_up, &mut scratch.y);
+            self.begin(Stage::Residual);
             for (&(token, weight), y) in tokens.iter().zip(scratch.y.chunks(dim)) {
                 add_scaled(&mut b.y[token * dim..(token + 1) * dim], weight, y);
             }
@@ -334,6 +362,7 @@ impl Pass<'_> {
         if wanted.is_empty() {
             return;
         }
+        self.begin(Stage::Head);
         let (x, dim, output) = (&b.x, config.dim, &self.model.output);
         b.input.prepare(self.crew, self.kernels, (wanted.len(), dim), &[output], |i, row| {
             let x = &x[wanted[i] * dim..(wanted[i] + 1) * dim];
@@ -344,6 +373,7 @@ impl Pass<'_> {
 
     /// input = norm(x), quantized for `readers`.
     fn norm(&self, weight: &[f32], readers: &[&Linear], x: &[f32], input: &mut Input) {
+        self.begin(Stage::Norm);
         let (dim, eps) = (self.model.config.dim, self.model.config.norm_eps);
         input.prepare(self.crew, self.kernels, (self.n_tokens(), dim), readers, |token, row| {
             rms_norm(self.kernels, &x[token * dim..(token + 1) * dim], weight, eps, row);
@@ -352,6 +382,7 @@ impl Pass<'_> {
 
     /// x += y
     fn add_to_residual(&self, b: &mut Buffers) {
+        self.begin(Stage::Residual);
         let (len, dim) = (self.n_tokens() * self.model.config.dim, self.model.config.dim);
         self.crew.split_rows((&mut b.x[..len], dim), (&mut b.y[..len], dim), |_, _, x, y| add(x, y));
     }

@@ -1,18 +1,21 @@
 //! The CPU backend: mapped weights, pages in host memory, a crew of threads, one table of kernels.
 
 mod attention;
+mod ceilings;
+mod cores;
 mod decoder;
 mod matmul;
 mod ops;
 mod pages;
 mod simd;
 mod threads;
+mod work;
 
 use std::sync::Arc;
 
 use anyhow::Result;
 
-use super::{Backend, Batch, Info};
+use super::{Backend, Batch, Info, Profile, Stopwatch};
 use crate::kv::layout::{BLOCK_TOKENS, BlockId, Half, KvType, Layout};
 use crate::model::{Fingerprint, Model};
 use crate::quant::activation::Precision;
@@ -22,9 +25,17 @@ use pages::Pages;
 use simd::Kernels;
 use threads::Team;
 
+pub use ceilings::Meter;
+pub use cores::{default_threads, memory_nodes};
 pub use decoder::Widths;
 pub use simd::Simd;
-pub use threads::default_threads;
+
+/// What micro benchmarks need to call kernels one by one; nothing else outside this room does.
+#[doc(hidden)]
+pub mod kernels {
+    pub use super::simd::{Kernels, Queries, SPAN_TOKENS};
+    pub use super::threads::{ColumnBlock, Crew, Team};
+}
 
 /// The usual `Options::batch_logits`: bounds that buffer to 32 rows of the vocabulary.
 pub const BATCH_LOGITS: usize = 32;
@@ -41,6 +52,14 @@ pub enum Activations {
 }
 
 impl Activations {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Activations::Int8 => "int8",
+            Activations::Int16 => "int16",
+            Activations::F32 => "f32",
+        }
+    }
+
     /// Of the quantized form, which F32 does not use.
     const fn precision(self) -> Precision {
         match self {
@@ -114,7 +133,8 @@ pub fn open(model: Arc<Model>, options: &Options) -> Result<Box<dyn Backend>> {
     };
     let buffers = Buffers::new(&Widths::of(config), &options);
     let pages = Pages::new(layout, 0)?;
-    Ok(Box::new(Cpu { model, kernels, team, pages, buffers, info }))
+    let activations = options.activations;
+    Ok(Box::new(Cpu { model, kernels, team, pages, buffers, info, activations, stopwatch: None }))
 }
 
 /// Of everything beside the tokens that decides the bytes of a block.
@@ -141,6 +161,9 @@ struct Cpu {
     pages: Pages,
     buffers: Buffers,
     info: Info,
+    activations: Activations,
+    /// While batches are profiled.
+    stopwatch: Option<Stopwatch>,
 }
 
 impl Backend for Cpu {
@@ -157,8 +180,12 @@ impl Backend for Cpu {
         let (n, wanted) = (batch.tokens.len(), batch.wanted.len());
         assert!(n > 0 && n <= self.info.batch_tokens, "a batch of {n} tokens");
         assert!(wanted <= self.info.batch_logits, "{wanted} logits in a batch");
-        let Cpu { model, kernels, team, pages, buffers, .. } = self;
-        team.run(|crew| Pass { model, kernels, crew, batch }.forward(pages, buffers));
+        let Cpu { model, kernels, team, pages, buffers, stopwatch, .. } = self;
+        let watch = stopwatch.as_ref();
+        team.run(|crew| Pass { model, kernels, crew, batch, watch }.forward(pages, buffers));
+        if let Some(stopwatch) = stopwatch {
+            work::add_batch(stopwatch.profile(), model, pages.layout(), self.activations, batch);
+        }
         Ok(self.buffers.logits(wanted, self.info.vocab))
     }
 
@@ -176,5 +203,13 @@ impl Backend for Cpu {
 
     fn write_block(&mut self, block: BlockId, contents: &[u8]) {
         self.pages.write(block, contents);
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.stopwatch = on.then(Stopwatch::default);
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        self.stopwatch.as_mut().map(|stopwatch| std::mem::take(stopwatch.profile()))
     }
 }

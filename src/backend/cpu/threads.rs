@@ -3,19 +3,22 @@
 //! The leader runs the decoder as plain sequential code; at each region it publishes a closure, every worker runs it for
 //! its own share, and the leader goes on when all have arrived. Entering the pool costs about 15 us once per forward,
 //! a region 0.2 us; a rayon call per region from outside would cost 10 to 20 us each, 2 to 4 ms a token.
-//! Workers spin while the leader works (regions follow each other within microseconds), then yield, so that a second
-//! busy process is not starved. Outside a forward pass no thread spins.
+//! Whoever waits spins for a while (regions follow each other within microseconds), then sleeps: where a second busy
+//! process has taken a core, the thread it keeps away gets ours. To yield instead would cost a whole slice of the
+//! scheduler, milliseconds, each time. Outside a forward pass no thread spins.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-/// Spins before a waiting thread starts to yield: about 10 us. A yield returns at once when no one else wants the core.
-const SPINS: u32 = 2_000;
+/// How long a waiting thread spins before it sleeps: longer than any wait that a quiet machine has between regions (a
+/// sleeper takes some 50 us to come back), much shorter than a slice of the scheduler.
+const SPIN: Duration = Duration::from_micros(100);
 
 /// The threads of a backend. They sleep between forward passes.
 pub struct Team {
@@ -51,29 +54,16 @@ impl Team {
     }
 }
 
-/// Physical cores this process may use: the smaller of the affinity mask and cgroup quota (which the standard library
-/// reads) and the distinct cores the system lists. Hyper-threads share the units that decoding waits for.
-pub fn default_threads() -> usize {
-    let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let mut cores = std::collections::BTreeSet::new();
-    for cpu in 0..4096 {
-        let read = |name: &str| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}"));
-        match (read("physical_package_id"), read("core_id")) {
-            (Ok(package), Ok(core)) => cores.insert((package, core)),
-            _ => break,
-        };
-    }
-    if cores.is_empty() { allowed } else { allowed.min(cores.len()) }
-}
-
 /// The closure of a region, as a raw pointer that outlives the region.
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
     workers: u32,
-    /// Counts regions; odd use of 0 as "none yet". Workers wait for it to move.
+    /// Counts regions. Workers wait for it to move, from 0.
     region: AtomicU32,
+    published: Bell,
     arrived: AtomicU32,
+    all_arrived: Bell,
     job: UnsafeCell<Option<Job>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -87,7 +77,9 @@ impl Shared {
         Shared {
             workers: threads - 1,
             region: AtomicU32::new(0),
+            published: Bell::default(),
             arrived: AtomicU32::new(0),
+            all_arrived: Bell::default(),
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
         }
@@ -97,7 +89,7 @@ impl Shared {
     fn serve(&self, worker: usize) {
         let mut seen = 0;
         loop {
-            wait_until(|| self.region.load(Ordering::Acquire) != seen);
+            self.published.wait_until(|| self.region.load(Ordering::SeqCst) != seen);
             seen = seen.wrapping_add(1);
             // SAFETY: `region` moved, so the leader has written `job` and will not touch it until this worker arrived.
             let Some(job) = (unsafe { *self.job.get() }) else { return };
@@ -106,7 +98,9 @@ impl Shared {
             if let Err(panic) = catch_unwind(run) {
                 *self.panic.lock().expect("never held across a panic") = Some(panic);
             }
-            self.arrived.fetch_add(1, Ordering::Release);
+            if self.arrived.fetch_add(1, Ordering::SeqCst) + 1 == self.workers {
+                self.all_arrived.ring();
+            }
         }
     }
 
@@ -114,20 +108,64 @@ impl Shared {
         // SAFETY: all workers have arrived from the last region, so none reads `job` until `region` moves.
         unsafe { *self.job.get() = job };
         self.arrived.store(0, Ordering::Relaxed);
-        self.region.fetch_add(1, Ordering::Release);
+        self.region.fetch_add(1, Ordering::SeqCst);
+        self.published.ring();
     }
 
     fn wait_for_workers(&self) {
-        wait_until(|| self.arrived.load(Ordering::Acquire) == self.workers);
+        self.all_arrived.wait_until(|| self.arrived.load(Ordering::SeqCst) == self.workers);
     }
 }
 
-/// Spins for a while, then yields between looks.
-fn wait_until(ready: impl Fn() -> bool) {
-    let mut spins = 0;
-    while !ready() {
-        spins += 1;
-        if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+/// Wakes those who sleep until a condition holds. The change that makes it hold, the look at it and `sleepers` are all
+/// sequentially consistent: either the sleeper sees the change, or whoever rings sees the sleeper.
+#[derive(Default)]
+struct Bell {
+    sleepers: AtomicU32,
+    lock: Mutex<()>,
+    rung: Condvar,
+}
+
+impl Bell {
+    /// Spins for a while, then sleeps.
+    fn wait_until(&self, ready: impl Fn() -> bool) {
+        /// Looks between two at the clock, which costs as much as a few of them: 1 us or two.
+        const LOOKS: u32 = 32;
+        let mut start = None;
+        loop {
+            for _ in 0..LOOKS {
+                if ready() {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            if start.get_or_insert_with(Instant::now).elapsed() >= SPIN {
+                return self.sleep_until(ready);
+            }
+        }
+    }
+
+    #[cold]
+    fn sleep_until(&self, ready: impl Fn() -> bool) {
+        let mut guard = self.locked();
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while !ready() {
+            guard = self.rung.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// After the change that a condition waits for. Costs one load while nobody sleeps.
+    fn ring(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            // Whoever holds the lock has not yet fallen asleep, and must not miss the ring.
+            drop(self.locked());
+            self.rung.notify_all();
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -271,6 +309,41 @@ impl<T> PerWorker<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Work that outlasts the spinning, now of the leader, now of a worker: each side falls asleep and is woken.
+    #[test]
+    fn whoever_waits_long_sleeps_and_is_woken() {
+        let team = Team::new(3).unwrap();
+        let rounds = AtomicU32::new(0);
+        team.run(|crew| {
+            for round in 0..60 {
+                std::thread::sleep(SPIN * (round % 3));
+                crew.each(|worker| {
+                    std::thread::sleep(SPIN * ((round + worker as u32) % 4));
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+        });
+        assert_eq!(rounds.into_inner(), 60 * 3);
+    }
+
+    #[test]
+    fn a_sleeper_uses_no_time_and_hears_the_bell() {
+        let (bell, done) = (Bell::default(), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| bell.wait_until(|| done.load(Ordering::SeqCst) == 1));
+            while bell.sleepers.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            // A ring without the change wakes nobody for good.
+            bell.ring();
+            assert!(!waiter.is_finished());
+            done.store(1, Ordering::SeqCst);
+            bell.ring();
+            waiter.join().unwrap();
+        });
+        assert_eq!(bell.sleepers.into_inner(), 0);
+    }
 
     #[test]
     fn every_cell_is_written_once_for_any_number_of_threads() {

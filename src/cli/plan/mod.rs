@@ -3,7 +3,7 @@
 
 mod question;
 mod room;
-mod shapes;
+pub mod shapes;
 mod show;
 mod simulate;
 
@@ -13,7 +13,7 @@ use anyhow::bail;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use super::args::{KvTypeName, Talk};
+use super::args::{DEFAULT_BATCH, KvTypeName, Talk};
 use super::machine::size;
 use super::terminal::Terminal;
 use super::{Ended, load};
@@ -29,7 +29,7 @@ pub struct PlanArgs {
     model: Option<PathBuf>,
 
     /// A published model instead of a file, such as llama-2-13b
-    #[arg(long, value_name = "NAME", value_parser = named_shape, conflicts_with = "model", help_heading = "Model")]
+    #[arg(long, value_name = "NAME", value_parser = shapes::named, conflicts_with = "model", help_heading = "Model")]
     shape: Option<(String, Shape)>,
 
     /// How the weights of --shape are quantized: a type (f16, q8_0, q4_0 ...) or a mix (q4_k_m, q5_k_m ...)
@@ -50,7 +50,7 @@ pub struct PlanArgs {
     cache_tokens: Option<usize>,
 
     /// Most prompt tokens computed in one step
-    #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
     batch_size: usize,
 
     /// How keys and values are kept in the KV cache
@@ -122,10 +122,6 @@ pub fn plan(args: &PlanArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         size(memory.bytes),
         memory.limit
     )
-}
-
-fn named_shape(name: &str) -> Result<(String, Shape), String> {
-    shapes::find(name).map(|shape| (name.to_lowercase(), shape))
 }
 
 /// A size with its unit.

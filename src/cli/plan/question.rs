@@ -29,6 +29,7 @@ pub struct Question {
     /// Without scratch, which depends on the device.
     pub demand: Demand,
     pub batch_tokens: usize,
+    pub activations: cpu::Activations,
     /// 0: as many as the CPU backend takes by itself.
     pub threads: usize,
     /// Cached tokens were asked for; else they take what is left.
@@ -136,6 +137,7 @@ impl Question {
             widths,
             demand,
             batch_tokens: args.batch_size,
+            activations: cpu::Activations::Int8,
             threads: 0,
             cache_is_fixed: args.cache_tokens.is_some(),
             vram: args.vram.map(|bytes| Memory { bytes, limit: "--vram" }),
@@ -163,7 +165,7 @@ impl Question {
                 kv_type_v: types.v,
                 batch_tokens: self.batch_tokens,
                 batch_logits: cpu::BATCH_LOGITS,
-                activations: cpu::Activations::Int8,
+                activations: self.activations,
             },
         );
         let demand =

@@ -44,6 +44,7 @@ pub fn room(
         widths: Widths::of(config),
         demand,
         batch_tokens: args.batch_size,
+        activations: args.activations.into(),
         threads,
         cache_is_fixed: false,
         vram: None,

@@ -40,6 +40,11 @@ pub fn find(name: &str) -> Result<Shape, String> {
     }
 }
 
+/// The same with its name, for flags.
+pub fn named(name: &str) -> Result<(String, Shape), String> {
+    find(name).map(|shape| (name.to_lowercase(), shape))
+}
+
 /// How a file's weights are quantized: one type, or a mix by llama.cpp's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
@@ -143,8 +148,29 @@ impl Weights {
     }
 }
 
-/// Bytes of a matrix; rows that no block of the type divides are stored in the type that quantizers fall back to.
-fn matrix_bytes(dtype: DType, rows: usize, cols: usize) -> u64 {
+/// A matrix of a model, under the name that its file would give it.
+#[derive(Clone, Debug)]
+pub struct PlannedMatrix {
+    /// Without `.weight`.
+    pub name: String,
+    /// As in a file: the row length first.
+    pub dims: Vec<usize>,
+    pub dtype: DType,
+}
+
+impl PlannedMatrix {
+    fn new(name: impl Into<String>, dims: &[usize], wanted: DType) -> PlannedMatrix {
+        PlannedMatrix { name: name.into(), dims: dims.to_vec(), dtype: stored_type(wanted, dims[0]) }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        let row = self.dtype.row_bytes(self.dims[0] as u64).expect("the type was chosen for its rows");
+        row * self.dims[1..].iter().product::<usize>() as u64
+    }
+}
+
+/// The type in which rows of `cols` elements are stored: what quantizers fall back to where no block divides them.
+fn stored_type(dtype: DType, cols: usize) -> DType {
     let fallback = match dtype {
         DType::Q4_K => DType::Q5_0,
         DType::Q5_K => DType::Q5_1,
@@ -153,9 +179,8 @@ fn matrix_bytes(dtype: DType, rows: usize, cols: usize) -> u64 {
         DType::IQ4_XS => DType::IQ4_NL,
         _ => DType::F16,
     };
-    let types = [dtype, fallback, DType::F16];
-    let row = types.into_iter().find_map(|dtype| dtype.row_bytes(cols as u64));
-    row.expect("F16 rows can have any length") * rows as u64
+    let fits = |dtype: &DType| dtype.row_bytes(cols as u64).is_some();
+    [dtype, fallback].into_iter().find(fits).unwrap_or(DType::F16)
 }
 
 impl Shape {
@@ -177,11 +202,10 @@ impl Shape {
     }
 
     pub fn sizes(&self, weights: Weights) -> ModelSizes {
-        let embedding = if self.tied { weights.output_type() } else { weights.default_type() };
-        let head = if self.tied { 0 } else { matrix_bytes(weights.output_type(), self.vocab, self.dim) };
+        let head = self.head(weights).map_or(0, |head| head.bytes());
         let layer = |i| LayerSizes { weights_bytes: self.layer_bytes(weights, i), n_kv_heads: self.kv_heads };
         ModelSizes {
-            embedding_bytes: matrix_bytes(embedding, self.vocab, self.dim),
+            embedding_bytes: self.embedding(weights).bytes(),
             head_bytes: head + norm_bytes(self.dim),
             is_tied: self.tied,
             layers: (0..self.layers).map(layer).collect(),
@@ -189,16 +213,42 @@ impl Shape {
         }
     }
 
-    fn layer_bytes(&self, weights: Weights, i: usize) -> u64 {
+    pub fn embedding(&self, weights: Weights) -> PlannedMatrix {
+        let dtype = if self.tied { weights.output_type() } else { weights.default_type() };
+        PlannedMatrix::new("token_embd", &[self.dim, self.vocab], dtype)
+    }
+
+    /// `None`: the embedding is the head.
+    pub fn head(&self, weights: Weights) -> Option<PlannedMatrix> {
+        (!self.tied).then(|| PlannedMatrix::new("output", &[self.dim, self.vocab], weights.output_type()))
+    }
+
+    /// The matrices of layer `i`.
+    pub fn layer(&self, weights: Weights, i: usize) -> Vec<PlannedMatrix> {
         let (dim, kv_dim, hidden) = (self.dim, self.kv_heads * self.head_dim(), self.hidden_dim);
-        let bytes = |role, rows, cols| matrix_bytes(weights.layer_type(role, i, self), rows, cols);
-        let attention = bytes(Role::AttnQ, dim, dim)
-            + bytes(Role::AttnK, kv_dim, dim)
-            + bytes(Role::AttnV, kv_dim, dim)
-            + bytes(Role::AttnOutput, dim, dim);
-        let ffn = 2 * bytes(Role::FfnIn, hidden, dim) + bytes(Role::FfnDown, dim, hidden);
-        let router = matrix_bytes(DType::F32, self.experts, dim);
-        attention + ffn * self.experts.max(1) as u64 + router + 2 * norm_bytes(dim)
+        let ffn = |role, name: &str, cols, rows| match self.experts {
+            0 => (role, format!("ffn_{name}"), vec![cols, rows]),
+            experts => (role, format!("ffn_{name}_exps"), vec![cols, rows, experts]),
+        };
+        let attention = |role, name: &str, cols, rows| (role, format!("attn_{name}"), vec![cols, rows]);
+        let matrices = [
+            attention(Role::AttnQ, "q", dim, dim),
+            attention(Role::AttnK, "k", dim, kv_dim),
+            attention(Role::AttnV, "v", dim, kv_dim),
+            attention(Role::AttnOutput, "output", dim, dim),
+            ffn(Role::FfnIn, "gate", dim, hidden),
+            ffn(Role::FfnIn, "up", dim, hidden),
+            ffn(Role::FfnDown, "down", hidden, dim),
+        ];
+        let planned = matrices.into_iter().map(|(role, name, dims)| {
+            PlannedMatrix::new(format!("blk.{i}.{name}"), &dims, weights.layer_type(role, i, self))
+        });
+        let router = PlannedMatrix::new(format!("blk.{i}.ffn_gate_inp"), &[dim, self.experts], DType::F32);
+        planned.chain((self.experts > 0).then_some(router)).collect()
+    }
+
+    fn layer_bytes(&self, weights: Weights, i: usize) -> u64 {
+        self.layer(weights, i).iter().map(PlannedMatrix::bytes).sum::<u64>() + 2 * norm_bytes(self.dim)
     }
 }
 
@@ -273,11 +323,15 @@ mod tests {
 
     #[test]
     fn rows_that_no_block_divides_fall_back() {
-        assert_eq!(matrix_bytes(DType::Q4_K, 2, 576), matrix_bytes(DType::Q5_0, 2, 576));
-        assert_eq!(matrix_bytes(DType::Q6_K, 2, 576), matrix_bytes(DType::Q8_0, 2, 576));
-        assert_eq!(matrix_bytes(DType::Q4_K, 1, 1536), 1536 / 256 * 144);
-        assert_eq!(matrix_bytes(DType::Q4_0, 1, 40), 80);
-        assert_eq!(matrix_bytes(DType::F32, 1, 7), 28);
+        assert_eq!(stored_type(DType::Q4_K, 576), DType::Q5_0);
+        assert_eq!(stored_type(DType::Q6_K, 576), DType::Q8_0);
+        assert_eq!(stored_type(DType::Q4_K, 1536), DType::Q4_K);
+        assert_eq!(stored_type(DType::Q4_0, 40), DType::F16);
+        assert_eq!(stored_type(DType::F32, 7), DType::F32);
+        let matrix = |dims: &[usize], dtype| PlannedMatrix::new("m", dims, dtype).bytes();
+        assert_eq!(matrix(&[1536, 1], DType::Q4_K), 1536 / 256 * 144);
+        assert_eq!(matrix(&[32, 3, 2], DType::Q4_0), 18 * 3 * 2);
+        assert_eq!(matrix(&[40, 1], DType::Q4_0), 80);
     }
 
     #[test]

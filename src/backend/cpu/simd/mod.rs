@@ -6,6 +6,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod peaks;
 mod scalar;
 
 use std::ops::Range;
@@ -17,6 +18,7 @@ use crate::kv::layout::KvType;
 use crate::model::Matrix;
 use crate::quant::activation::QuantTile;
 
+pub use peaks::{Peaks, peaks};
 pub use scalar::exp;
 
 /// Consecutive tokens of a sequence that are scored together: a part of the contract. Scores of a query lie this far apart.
@@ -53,7 +55,7 @@ impl Simd {
     }
 
     /// The table, if this CPU can run it.
-    fn kernels(self) -> Option<&'static Kernels> {
+    pub fn kernels(self) -> Option<&'static Kernels> {
         match self {
             Simd::Scalar => Some(&scalar::KERNELS),
             #[cfg(target_arch = "x86_64")]
@@ -82,7 +84,7 @@ pub(super) fn choose(asked: Option<Simd>) -> Result<&'static Kernels> {
 }
 
 /// The functions that differ by instruction set. Lengths are the caller's promise and are asserted inside.
-pub(super) struct Kernels {
+pub struct Kernels {
     pub name: &'static str,
     /// (cols) f32 -> int8 groups of row `token` of a tile.
     pub quantize: fn(x: &[f32], tile: &mut QuantTile, token: usize),
@@ -121,7 +123,7 @@ type ScoresInt8 = fn(&Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_scales: &[
 
 /// The query heads of one KV head for some tokens: the `heads` of a token follow each other, tokens are `stride` apart.
 #[derive(Clone, Copy)]
-pub(super) struct Queries<'a, T> {
+pub struct Queries<'a, T> {
     pub q: &'a [T],
     pub stride: usize,
     pub tokens: usize,

@@ -1,0 +1,105 @@
+//! What is measured: a model from a file, or a published shape with random weights in memory.
+
+use std::sync::Arc;
+
+use anyhow::{bail, ensure};
+
+use super::{BenchArgs, synthetic};
+use crate::backend::cpu;
+use crate::cli::args::{CacheArgs, ModelArgs};
+use crate::cli::load;
+use crate::cli::machine::{self, size};
+use crate::cli::plan;
+use crate::cli::plan::shapes::{Shape, Weights};
+use crate::cli::terminal::Terminal;
+use crate::engine::{self, Engine, OnFull};
+use crate::kv::layout::KvType;
+use crate::model::Model;
+
+pub struct Subject {
+    /// The file's name, or shape and type.
+    pub name: String,
+    pub model: Arc<Model>,
+    pub engine: Engine,
+    backend_options: cpu::Options,
+    engine_options: engine::Options,
+}
+
+impl Subject {
+    /// With room for so many sequences at once.
+    pub fn open(args: &BenchArgs, sequences: usize, terminal: &Terminal) -> anyhow::Result<Subject> {
+        if let Some((name, shape)) = &args.shape {
+            return Subject::synthetic(name, shape, args.weights, &args.model, sequences, terminal);
+        }
+        // Nothing that is measured may come out of the cache.
+        let cache = CacheArgs { cache_tokens: Some(0), ..CacheArgs::default() };
+        let loaded = load::load_with(&args.model, &cache, sequences, terminal)?;
+        Ok(Subject {
+            name: loaded.name,
+            model: loaded.model,
+            engine: loaded.engine,
+            backend_options: loaded.backend_options,
+            engine_options: loaded.engine_options,
+        })
+    }
+
+    fn synthetic(
+        name: &str,
+        shape: &Shape,
+        weights: Weights,
+        args: &ModelArgs,
+        sequences: usize,
+        terminal: &Terminal,
+    ) -> anyhow::Result<Subject> {
+        let name = format!("{name} in {}", weights.name());
+        let needed = shape.sizes(weights).weights_bytes();
+        if let Some(memory) = machine::available_memory().filter(|memory| memory.bytes < needed && !args.force) {
+            bail!(
+                "--shape {name} takes {} of memory for its weights, but {} leaves {}: take a smaller shape or fewer bits \
+                 (--weights), or insist with --force",
+                size(needed),
+                memory.limit,
+                size(memory.bytes)
+            );
+        }
+        let gguf = synthetic::gguf(&name, shape, weights, terminal)?;
+        let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
+        let backend_options = load::backend_options(args)?;
+        let room = plan::room(args, (backend_options.threads, sequences), &gguf, &model.config, terminal)?;
+        let context_tokens = room.context_tokens;
+        let engine_options = engine::Options { context_tokens, sequences, cache_tokens: 0, on_full: OnFull::Stop };
+        let engine = Engine::new(cpu::open(model.clone(), &backend_options)?, &engine_options)?;
+        Ok(Subject { name, model, engine, backend_options, engine_options })
+    }
+
+    /// Another way to keep keys and values from now on.
+    pub fn set_kv_types(&mut self, (kv_type_k, kv_type_v): (KvType, KvType)) -> anyhow::Result<()> {
+        let (k, v) = (self.backend_options.kv_type_k, self.backend_options.kv_type_v);
+        if (k, v) != (kv_type_k, kv_type_v) {
+            let options = cpu::Options { kv_type_k, kv_type_v, ..self.backend_options.clone() };
+            self.engine = Engine::new(cpu::open(self.model.clone(), &options)?, &self.engine_options)?;
+            self.backend_options = options;
+        }
+        Ok(())
+    }
+
+    pub fn activations(&self) -> cpu::Activations {
+        self.backend_options.activations
+    }
+
+    /// Refuses tests that no sequence has room for.
+    pub fn check_room(&self, tokens: usize, sequences: usize) -> anyhow::Result<()> {
+        let context = self.engine.context_tokens();
+        let each = if sequences > 1 { format!(" in each of {sequences} sequences") } else { String::new() };
+        ensure!(
+            tokens <= context,
+            "depth and tokens come to {tokens}{each}, and the context has {context}: take less, or set the context with -c"
+        );
+        Ok(())
+    }
+}
+
+/// The weights that decoding one token reads, in its order.
+pub fn weights(model: &Model) -> Vec<&[u8]> {
+    model.matrices_per_token().into_iter().map(|matrix| matrix.rows_data(0..matrix.rows)).collect()
+}
