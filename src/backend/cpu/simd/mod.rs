@@ -65,7 +65,7 @@ impl Simd {
             #[cfg(not(target_arch = "x86_64"))]
             Simd::Avx2 | Simd::Avx512 => None,
             #[cfg(target_arch = "aarch64")]
-            Simd::Neon => Some(neon::kernels()),
+            Simd::Neon => neon::kernels(),
             #[cfg(not(target_arch = "aarch64"))]
             Simd::Neon => None,
         }

@@ -16,7 +16,8 @@ use crate::backend::cpu::simd::{LANES, Queries, SPAN_TOKENS};
 const KEYS: usize = 4;
 
 /// The dot products of `Q` rows with `K` others.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn dots<const Q: usize, const K: usize>(a: [&[f32]; Q], b: [&[f32]; K]) -> [[f32; K]; Q] {
     let n = a[0].len();
     assert!(a.iter().all(|a| a.len() == n) && b.iter().all(|b| b.len() == n), "dot product");
@@ -40,10 +41,12 @@ fn dots<const Q: usize, const K: usize>(a: [&[f32]; Q], b: [&[f32]; K]) -> [[f32
     sums.map(|sums| sums.map(|sums| tree_sum(sums)))
 }
 
+#[target_feature(enable = "neon")]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     dots([a], [b])[0][0]
 }
 
+#[target_feature(enable = "neon")]
 pub fn scores(queries: &Queries<f32>, k_rows: &[f32], n: usize, scale: f32, out: &mut [f32]) {
     let head_dim = queries.head_dim;
     assert!(k_rows.len() >= n * head_dim, "a row of K per score");
@@ -75,6 +78,7 @@ pub fn scores(queries: &Queries<f32>, k_rows: &[f32], n: usize, scale: f32, out:
 
 /// # Safety
 /// The CPU has D's instruction.
+#[target_feature(enable = "neon")]
 pub unsafe fn scores_int8<D: Dot>(
     queries: &Queries<i8>,
     q_scales: &[f32],
@@ -92,6 +96,7 @@ pub unsafe fn scores_int8<D: Dot>(
     }
 }
 
+#[target_feature(enable = "neon")]
 unsafe fn query_scores<D: Dot>(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: &[u8], out: &mut [f32]) {
     let (head_dim, n) = (q.len(), out.len());
     assert!(k_rows.len() >= n * head_dim && k_scales.len() >= 2 * n, "a row and a scale per score");
@@ -122,6 +127,7 @@ unsafe fn query_scores<D: Dot>(q: &[i8], q_scale: f32, k_rows: &[u8], k_scales: 
 }
 
 /// 64 elements of o stay in registers over all tokens.
+#[target_feature(enable = "neon")]
 pub fn accumulate(p: &[f32], v_rows: &[f32], n: usize, head_dim: usize, o: &mut [f32]) {
     assert!(v_rows.len() >= n * head_dim, "a row of V per probability");
     for (o, p) in o.chunks_exact_mut(head_dim).zip(p.chunks(SPAN_TOKENS)) {
@@ -129,6 +135,7 @@ pub fn accumulate(p: &[f32], v_rows: &[f32], n: usize, head_dim: usize, o: &mut 
     }
 }
 
+#[target_feature(enable = "neon")]
 fn accumulate_query(p: &[f32], v_rows: &[f32], o: &mut [f32]) {
     let head_dim = o.len();
     let mut at = 0;
@@ -147,7 +154,8 @@ fn accumulate_query(p: &[f32], v_rows: &[f32], o: &mut [f32]) {
     }
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn accumulate_at<const N: usize>(p: &[f32], v_rows: &[f32], o: &mut [f32], at: usize) {
     let head_dim = o.len();
     let o = &mut o[at..at + 4 * N];

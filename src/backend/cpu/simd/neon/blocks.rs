@@ -45,7 +45,8 @@ pub trait Blocks {
 }
 
 /// 16 bytes of nibbles -> 32 bytes, low nibbles first.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 unsafe fn nibbles(qs: *const u8) -> [uint8x16_t; 2] {
     // SAFETY: the caller's block holds the sixteen bytes.
     let bytes = unsafe { vld1q_u8(qs) };
@@ -53,7 +54,8 @@ unsafe fn nibbles(qs: *const u8) -> [uint8x16_t; 2] {
 }
 
 /// Bit i of the four bytes at `bits` -> 16 in byte i.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 unsafe fn fifth_bits(bits: *const u8) -> [uint8x16_t; 2] {
     // SAFETY: the caller's block holds the four bytes.
     let bytes = unsafe { bits.cast::<[u8; 4]>().read() };
@@ -64,30 +66,35 @@ unsafe fn fifth_bits(bits: *const u8) -> [uint8x16_t; 2] {
     })
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 unsafe fn load(p: *const u8) -> [uint8x16_t; 2] {
     // SAFETY: the caller's block holds the 32 bytes.
     unsafe { [vld1q_u8(p), vld1q_u8(p.add(16))] }
 }
 
 /// (byte >> right) & mask, moved left again, in every byte.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn bits<const LEFT: i32>(v: [uint8x16_t; 2], right: usize, mask: u8) -> [uint8x16_t; 2] {
     v.map(|v| vshlq_n_u8::<LEFT>(vandq_u8(vshlq_u8(v, vdupq_n_s8(-(right as i8))), vdupq_n_u8(mask))))
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn or(a: [uint8x16_t; 2], b: [uint8x16_t; 2]) -> [uint8x16_t; 2] {
     [vorrq_u8(a[0], b[0]), vorrq_u8(a[1], b[1])]
 }
 
 /// Elements without the offset they are stored with.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn less(v: [uint8x16_t; 2], offset: i8) -> Quants {
     v.map(|v| vsubq_s8(vreinterpretq_s8_u8(v), vdupq_n_s8(offset)))
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn look_up(values: &[i8; 16], codes: [uint8x16_t; 2]) -> Quants {
     // SAFETY: sixteen bytes of the table.
     let table = unsafe { vld1q_s8(values.as_ptr()) };
@@ -95,7 +102,7 @@ fn look_up(values: &[i8; 16], codes: [uint8x16_t; 2]) -> Quants {
 }
 
 /// An array of `N` bytes at an offset of a block.
-#[inline(always)]
+#[inline]
 unsafe fn bytes<const N: usize>(block: *const u8, at: usize) -> [u8; N] {
     // SAFETY: the caller's block holds these bytes; arrays of bytes have no alignment.
     unsafe { block.add(at).cast::<[u8; N]>().read() }
@@ -104,7 +111,8 @@ unsafe fn bytes<const N: usize>(block: *const u8, at: usize) -> [u8; N] {
 pub struct Q4_0;
 impl Blocks for Q4_0 {
     const DTYPE: DType = DType::Q4_0;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, _: usize) -> Quants {
         // SAFETY: the caller's block.
         less(unsafe { nibbles(block.add(2)) }, 8)
@@ -114,7 +122,8 @@ impl Blocks for Q4_0 {
 pub struct Q4_1;
 impl Blocks for Q4_1 {
     const DTYPE: DType = DType::Q4_1;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, _: usize) -> Quants {
         // SAFETY: the caller's block.
         less(unsafe { nibbles(block.add(4)) }, 0)
@@ -124,7 +133,8 @@ impl Blocks for Q4_1 {
 pub struct Q5_0;
 impl Blocks for Q5_0 {
     const DTYPE: DType = DType::Q5_0;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, _: usize) -> Quants {
         // SAFETY: the caller's block.
         less(unsafe { or(nibbles(block.add(6)), fifth_bits(block.add(2))) }, 16)
@@ -134,7 +144,8 @@ impl Blocks for Q5_0 {
 pub struct Q5_1;
 impl Blocks for Q5_1 {
     const DTYPE: DType = DType::Q5_1;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, _: usize) -> Quants {
         // SAFETY: the caller's block.
         less(unsafe { or(nibbles(block.add(8)), fifth_bits(block.add(4))) }, 0)
@@ -144,7 +155,8 @@ impl Blocks for Q5_1 {
 pub struct Q8_0;
 impl Blocks for Q8_0 {
     const DTYPE: DType = DType::Q8_0;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, _: usize) -> Quants {
         // SAFETY: the caller's block.
         less(unsafe { load(block.add(2)) }, 0)
@@ -156,12 +168,13 @@ impl Blocks for Q2K {
     const DTYPE: DType = DType::Q2_K;
     const D: usize = 80;
     const M: usize = 82;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, j: usize) -> Quants {
         // SAFETY: the caller's block.
         less(bits::<0>(unsafe { load(block.add(16 + 32 * (j / 4))) }, 2 * (j % 4), 3), 0)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn scales(block: *const u8, j: usize) -> Scales {
         // SAFETY: the caller's block.
         let both: [u8; 2] = unsafe { bytes(block, 2 * j) };
@@ -173,13 +186,14 @@ pub struct Q3K;
 impl Blocks for Q3K {
     const DTYPE: DType = DType::Q3_K;
     const D: usize = 108;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, j: usize) -> Quants {
         // SAFETY: the caller's block.
         let (low, mask) = unsafe { (load(block.add(32 + 32 * (j / 4))), load(block)) };
         less(or(bits::<0>(low, 2 * (j % 4), 3), bits::<2>(mask, j, 1)), 4)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn scales(block: *const u8, j: usize) -> Scales {
         // SAFETY: the caller's block.
         let packed: [u8; 12] = unsafe { bytes(block, 96) };
@@ -188,7 +202,7 @@ impl Blocks for Q3K {
 }
 
 /// The 6-bit scale and minimum of group `j` of Q4_K and Q5_K.
-#[inline(always)]
+#[inline]
 unsafe fn k_scales(block: *const u8, j: usize) -> Scales {
     // SAFETY: the caller's block.
     let (scale, min) = scale_min(&unsafe { bytes(block, 4) }, j);
@@ -199,12 +213,13 @@ pub struct Q4K;
 impl Blocks for Q4K {
     const DTYPE: DType = DType::Q4_K;
     const SCALED: bool = true;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, j: usize) -> Quants {
         // SAFETY: the caller's block.
         less(bits::<0>(unsafe { load(block.add(16 + 32 * (j / 2))) }, 4 * (j % 2), 15), 0)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn scales(block: *const u8, j: usize) -> Scales {
         // SAFETY: the caller's block.
         unsafe { k_scales(block, j) }
@@ -215,13 +230,14 @@ pub struct Q5K;
 impl Blocks for Q5K {
     const DTYPE: DType = DType::Q5_K;
     const SCALED: bool = true;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, j: usize) -> Quants {
         // SAFETY: the caller's block.
         let (low, high) = unsafe { (load(block.add(48 + 32 * (j / 2))), load(block.add(16))) };
         less(or(bits::<0>(low, 4 * (j % 2), 15), bits::<4>(high, j, 1)), 0)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn scales(block: *const u8, j: usize) -> Scales {
         // SAFETY: the caller's block.
         unsafe { k_scales(block, j) }
@@ -232,14 +248,15 @@ pub struct Q6K;
 impl Blocks for Q6K {
     const DTYPE: DType = DType::Q6_K;
     const D: usize = 208;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, j: usize) -> Quants {
         let (half, part) = (j / 4, j % 4);
         // SAFETY: the caller's block.
         let (low, high) = unsafe { (load(block.add(64 * half + 32 * (part % 2))), load(block.add(128 + 32 * half))) };
         less(or(bits::<0>(low, 4 * (part / 2), 15), bits::<4>(high, 2 * part, 3)), 32)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn scales(block: *const u8, j: usize) -> Scales {
         // SAFETY: the caller's block.
         let both: [u8; 2] = unsafe { bytes(block, 192 + 2 * j) };
@@ -250,7 +267,8 @@ impl Blocks for Q6K {
 pub struct Iq4Nl;
 impl Blocks for Iq4Nl {
     const DTYPE: DType = DType::IQ4_NL;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, _: usize) -> Quants {
         // SAFETY: the caller's block.
         look_up(&IQ4_VALUES, unsafe { nibbles(block.add(2)) })
@@ -261,12 +279,13 @@ pub struct Iq4Xs;
 impl Blocks for Iq4Xs {
     const DTYPE: DType = DType::IQ4_XS;
     const SCALED: bool = true;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, j: usize) -> Quants {
         // SAFETY: the caller's block.
         look_up(&IQ4_VALUES, unsafe { nibbles(block.add(8 + 16 * j)) })
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn scales(block: *const u8, j: usize) -> Scales {
         // SAFETY: the caller's block.
         let scale = unsafe { scale_iq4xs(bytes(block, 2), &bytes(block, 4), j) };
@@ -277,7 +296,8 @@ impl Blocks for Iq4Xs {
 pub struct Mxfp4;
 impl Blocks for Mxfp4 {
     const DTYPE: DType = DType::MXFP4;
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quants(block: *const u8, _: usize) -> Quants {
         // SAFETY: the caller's block.
         look_up(&MXFP4_VALUES, unsafe { nibbles(block.add(1)) })
@@ -288,7 +308,7 @@ impl Blocks for Mxfp4 {
 ///
 /// # Safety
 /// `block` is a whole block.
-#[inline(always)]
+#[inline]
 pub unsafe fn mxfp4_scale(block: *const u8) -> f32 {
     // SAFETY: the caller's block.
     e8m0_half(unsafe { *block })

@@ -22,7 +22,8 @@ pub trait Dot {
 pub struct Sdot;
 
 impl Dot for Sdot {
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quads(mut sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
         // SAFETY: touches only its operands; the CPU has it by the caller's promise.
         unsafe {
@@ -36,7 +37,8 @@ impl Dot for Sdot {
         sums
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quads_by<const LANE: i32>(mut sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
         // SAFETY: as above.
         unsafe {
@@ -55,14 +57,16 @@ impl Dot for Sdot {
 pub struct Widening;
 
 impl Dot for Widening {
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quads(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
         let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
         let high = vpaddlq_s16(vmull_high_s8(w, x));
         vaddq_s32(sums, vpaddq_s32(low, high))
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn quads_by<const LANE: i32>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
         let quad = vreinterpretq_s8_s32(vdupq_laneq_s32::<LANE>(vreinterpretq_s32_s8(x)));
         // SAFETY: instructions of every AArch64 CPU.

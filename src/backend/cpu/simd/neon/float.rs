@@ -10,13 +10,15 @@ use crate::quant::activation::{BASE, Digit, LEVELS, Precision, QuantTile};
 /// Sixteen floats, as `LANES` lie in registers.
 pub type Sixteen = [float32x4_t; 4];
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 pub fn load16(x: &[f32; LANES]) -> Sixteen {
     // SAFETY: four loads of four floats from sixteen.
     std::array::from_fn(|i| unsafe { vld1q_f32(x.as_ptr().add(4 * i)) })
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 pub fn store16(x: Sixteen, to: &mut [f32; LANES]) {
     for (i, x) in x.into_iter().enumerate() {
         // SAFETY: four stores of four floats into sixteen.
@@ -25,13 +27,15 @@ pub fn store16(x: Sixteen, to: &mut [f32; LANES]) {
 }
 
 /// Sum of sixteen lanes as a binary tree: i + 8, + 4, + 2, + 1.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 pub fn tree_sum(v: Sixteen) -> f32 {
     let v = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
     vpadds_f32(vadd_f32(vget_low_f32(v), vget_high_f32(v)))
 }
 
 /// One activation row -> int8 groups of a tile.
+#[target_feature(enable = "neon")]
 pub fn quantize(x: &[f32], tile: &mut QuantTile, token: usize) {
     let precision = tile.precision();
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
@@ -48,7 +52,8 @@ pub fn quantize(x: &[f32], tile: &mut QuantTile, token: usize) {
     }
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn digit(halves: [int8x16_t; 2]) -> Digit {
     let mut q = [0i8; GROUP];
     // SAFETY: two stores of sixteen bytes.
@@ -60,32 +65,37 @@ fn digit(halves: [int8x16_t; 2]) -> Digit {
 }
 
 /// The largest of the magnitudes in every lane, compared as integers, so that NaN wins.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 pub fn max_of(v: Sixteen) -> uint32x4_t {
     let v = v.map(|v| vandq_u32(vreinterpretq_u32_f32(v), vdupq_n_u32(0x7fff_ffff)));
     vmaxq_u32(vmaxq_u32(v[0], v[1]), vmaxq_u32(v[2], v[3]))
 }
 
 /// The largest of four magnitudes.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 pub fn largest(v: uint32x4_t) -> f32 {
     f32::from_bits(vmaxvq_u32(v))
 }
 
 /// v * inv within `levels`; NaN goes to the lower bound.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn level(v: float32x4_t, inv: f32, levels: f32) -> float32x4_t {
     vminnmq_f32(vmaxnmq_f32(vmulq_n_f32(v, inv), vdupq_n_f32(-levels)), vdupq_n_f32(levels))
 }
 
 /// Sixteen floats times `inv` -> int8: clamped, then rounded to nearest even.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 pub fn round_to_levels(v: Sixteen, inv: f32) -> int8x16_t {
     to_bytes(v.map(|v| level(v, inv, LEVELS)))
 }
 
 /// Sixteen floats times `inv` -> the digit that counts 255 and the other, as `QuantTile::quantize` forms them.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn two_digits(v: Sixteen, inv: f32) -> (int8x16_t, int8x16_t) {
     let levels = v.map(|v| vrndnq_f32(level(v, inv, BASE * LEVELS + LEVELS)));
     let high = levels.map(|level| vrndnq_f32(vmulq_n_f32(level, 1.0 / BASE)));
@@ -94,7 +104,8 @@ fn two_digits(v: Sixteen, inv: f32) -> (int8x16_t, int8x16_t) {
 }
 
 /// Floats within int8 -> bytes, rounded to nearest even.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn to_bytes(v: Sixteen) -> int8x16_t {
     let v = v.map(|v| vcvtnq_s32_f32(v));
     let words = |a, b| vcombine_s16(vmovn_s32(a), vmovn_s32(b));
@@ -102,7 +113,8 @@ fn to_bytes(v: Sixteen) -> int8x16_t {
 }
 
 /// `scalar::exp` in four lanes, operation by operation.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn exp(x: float32x4_t) -> float32x4_t {
     let too_low = vcltq_f32(x, vdupq_n_f32(EXP_LOW));
     // a comparison with NaN is false: NaN goes through
@@ -116,6 +128,7 @@ fn exp(x: float32x4_t) -> float32x4_t {
     vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(result), too_low))
 }
 
+#[target_feature(enable = "neon")]
 pub fn softmax_span(scores: &mut [f32]) -> (f32, f32) {
     let max = max(scores);
     let mut lanes = [vdupq_n_f32(0.0); 4];
@@ -137,7 +150,8 @@ pub fn softmax_span(scores: &mut [f32]) -> (f32, f32) {
 }
 
 /// The largest score; NaN never wins, it reaches the result through its own exp.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn max(scores: &[f32]) -> f32 {
     let (chunks, tail) = scores.as_chunks::<LANES>();
     let mut best = [vdupq_n_f32(f32::NEG_INFINITY); 4];
@@ -150,6 +164,7 @@ fn max(scores: &[f32]) -> f32 {
     lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |max, &s| if s > max { s } else { max })
 }
 
+#[target_feature(enable = "neon")]
 pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "gate and up");
     let (gate, gate_tail) = gate.as_chunks_mut::<LANES>();

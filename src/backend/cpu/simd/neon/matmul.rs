@@ -33,6 +33,7 @@ type Ints = [int32x4_t; 2];
 ///
 /// # Safety
 /// The CPU has D's instruction.
+#[target_feature(enable = "neon")]
 pub unsafe fn matmul_quantized<D: Dot>(
     w: &Matrix,
     rows: Range<usize>,
@@ -63,6 +64,7 @@ pub unsafe fn matmul_quantized<D: Dot>(
     }
 }
 
+#[target_feature(enable = "neon")]
 unsafe fn matmul<D: Dot, B: Blocks>(
     w: &Matrix,
     rows: Range<usize>,
@@ -71,7 +73,7 @@ unsafe fn matmul<D: Dot, B: Blocks>(
     column: usize,
 ) {
     let is_one_token = x.len() == 1 && x[0].width() == 1;
-    let mut panel = (!is_one_token).then(Panel::new);
+    let mut panel = (!is_one_token).then(|| Panel::new());
     for start in rows.clone().step_by(ROWS) {
         let n = ROWS.min(rows.end - start);
         let row = PanelRows::new(w, start, n);
@@ -93,7 +95,8 @@ unsafe fn matmul<D: Dot, B: Blocks>(
 }
 
 /// Writes the lanes that stand for real rows.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn store(lanes: Floats, cells: &mut [f32]) {
     let mut all = [0f32; ROWS];
     // SAFETY: two stores of four floats.
@@ -104,26 +107,33 @@ fn store(lanes: Floats, cells: &mut [f32]) {
     cells.copy_from_slice(&all[..cells.len()]);
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn load(cells: &[f32]) -> Floats {
     let mut all = [0f32; ROWS];
     all[..cells.len()].copy_from_slice(cells);
     floats(&all)
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn floats(all: &[f32; ROWS]) -> Floats {
     // SAFETY: two loads of four floats.
     unsafe { [vld1q_f32(all.as_ptr()), vld1q_f32(all.as_ptr().add(4))] }
 }
 
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn ints(all: &[i32; ROWS]) -> Ints {
     // SAFETY: two loads of four integers.
     unsafe { [vld1q_s32(all.as_ptr()), vld1q_s32(all.as_ptr().add(4))] }
 }
 
-const ZERO: fn() -> Floats = || [vdupq_n_f32(0.0); 2];
+#[inline]
+#[target_feature(enable = "neon")]
+fn zero() -> Floats {
+    [vdupq_n_f32(0.0); 2]
+}
 
 /// Scales of one group of eight rows, by `Form`. `w_min` has its sign turned.
 #[derive(Clone, Copy)]
@@ -158,14 +168,15 @@ impl PanelRows {
     }
 
     /// The block of row `r` that holds group `g`, and the group's number in it.
-    #[inline(always)]
+    #[inline]
     unsafe fn block<B: Blocks>(&self, r: usize, g: usize) -> (*const u8, usize) {
         let per_block = B::DTYPE.block_elements() / GROUP;
         // SAFETY: `g` is below `groups`, so the block lies in the row.
         (unsafe { self.rows[r].add(g / per_block * B::BYTES) }, g % per_block)
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn lane_scales<B: Blocks>(&self, g: usize) -> LaneScales {
         let is_mxfp4 = matches!(B::DTYPE, DType::MXFP4);
         let (mut d, mut m) = ([0u16; ROWS], [0u16; ROWS]);
@@ -190,7 +201,7 @@ impl PanelRows {
                 }
             }
         }
-        let (scale, min) = (scale.each_ref().map(ints), min.each_ref().map(ints));
+        let (scale, min) = (scale.each_ref().map(|v| ints(v)), min.each_ref().map(|v| ints(v)));
         let mut w_scale = if is_mxfp4 { floats(&d32) } else { widen_halfs(&d) };
         let mut w_min = widen_halfs(&m);
         for h in 0..if B::SCALED { 2 } else { 0 } {
@@ -200,14 +211,15 @@ impl PanelRows {
         }
         // Q4_1 and Q5_1 add their minimum, the K types subtract it
         let adds = matches!(B::DTYPE, DType::Q4_1 | DType::Q5_1);
-        let w_min = if adds { w_min } else { w_min.map(vnegq_f32) };
+        let w_min = if adds { w_min } else { w_min.map(|w_min| vnegq_f32(w_min)) };
         LaneScales { w_scale, w_min, scale, min }
     }
 
     /// Eight rows times one token.
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn times_one<D: Dot, B: Blocks, const DIGITS: usize>(&self, x: &QuantTile) -> Floats {
-        let mut acc = ZERO();
+        let mut acc = zero();
         for g in 0..self.groups {
             let none = [vdupq_n_s32(0); ROWS];
             // the second is used by split forms only
@@ -229,7 +241,7 @@ impl PanelRows {
                 }
                 self.lane_scales::<B>(g)
             };
-            let mut total = ZERO();
+            let mut total = zero();
             for d in 0..DIGITS {
                 let first = into_lanes(&sums[d][0]);
                 let sum = if is_split::<B>() { fold(first, into_lanes(&sums[d][1]), &scales) } else { first };
@@ -246,7 +258,7 @@ impl PanelRows {
     }
 
     /// Asks for the bytes that lie one prefetch distance after the next four groups of the panel.
-    #[inline(always)]
+    #[inline]
     fn prefetch<B: Blocks>(&self, g: usize) {
         let group_bytes = B::BYTES * GROUP / B::DTYPE.block_elements();
         let ahead = self.rows[0].wrapping_add(PREFETCH_BYTES + g * group_bytes * ROWS);
@@ -256,6 +268,7 @@ impl PanelRows {
     }
 
     /// Eight rows times many tokens, chunk by chunk of groups; running sums rest in `out`.
+    #[target_feature(enable = "neon")]
     unsafe fn times_many<D: Dot, B: Blocks>(
         &self,
         x: &[QuantTile],
@@ -271,7 +284,7 @@ impl PanelRows {
             for tile in x {
                 for start in (0..tile.width()).step_by(STRIP) {
                     let n = STRIP.min(tile.width() - start);
-                    let mut acc = [ZERO(); STRIP];
+                    let mut acc = [zero(); STRIP];
                     for t in 0..if first > 0 { n } else { 0 } {
                         acc[t] = load(out.cells(first_token + start + t, columns.clone()));
                     }
@@ -294,26 +307,30 @@ impl PanelRows {
 }
 
 /// Eight registers of four partial sums -> lane r holds the sum of register r.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn into_lanes(s: &[int32x4_t; ROWS]) -> Ints {
     [0, 4].map(|i| vpaddq_s32(vpaddq_s32(s[i], s[i + 1]), vpaddq_s32(s[i + 2], s[i + 3])))
 }
 
 /// The sums over both halves of a group times their integer scales.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn fold(first: Ints, second: Ints, w: &LaneScales) -> Ints {
     [0, 1].map(|h| vmlaq_s32(vmulq_s32(first[h], w.scale[0][h]), second[h], w.scale[1][h]))
 }
 
 /// The sum of digit `d` behind those before it. Sums stay below 2^24, so that they are exact as floats.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn add_digit(d: usize, total: Floats, sum: Ints) -> Floats {
     let sum = sum.map(|sum| vcvtq_f32_s32(sum));
     if d == 0 { sum } else { [0, 1].map(|h| vfmaq_n_f32(sum[h], total[h], BASE)) }
 }
 
 /// One step of the contract's dot product: group `at.0` of token `at.1`.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn add_group<const SPLIT: bool, const MIN: bool>(
     total: Floats,
     w: &LaneScales,
@@ -345,13 +362,15 @@ struct Panel {
 }
 
 impl Panel {
+    #[target_feature(enable = "neon")]
     fn new() -> Panel {
         let none = [vdupq_n_s32(0); 2];
-        let scales = LaneScales { w_scale: ZERO(), w_min: ZERO(), scale: [none; 2], min: [none; 2] };
+        let scales = LaneScales { w_scale: zero(), w_min: zero(), scale: [none; 2], min: [none; 2] };
         Panel { q: [[[vdupq_n_s8(0); 2]; 8]; CHUNK], scales: [scales; CHUNK] }
     }
 
-    #[inline(always)]
+    #[inline]
+    #[target_feature(enable = "neon")]
     unsafe fn unpack<B: Blocks>(&mut self, rows: &PanelRows, groups: Range<usize>) {
         for ((q, scales), g) in self.q.iter_mut().zip(&mut self.scales).zip(groups) {
             // SAFETY: group `g` exists in every row.
@@ -375,7 +394,8 @@ impl Panel {
 }
 
 /// 4 x 4 transpose of quads of bytes: register k of the result holds quad k of every input.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn transpose(v: [int8x16_t; 4]) -> [int8x16_t; 4] {
     let v = v.map(|v| vreinterpretq_s32_s8(v));
     let pairs = |a, b| [vtrn1q_s32(a, b), vtrn2q_s32(a, b)].map(|v| vreinterpretq_s64_s32(v));
@@ -395,6 +415,7 @@ struct Part<'a> {
 ///
 /// # Safety
 /// The tile has the part's groups in `DIGITS` digits; the CPU has D's instruction.
+#[target_feature(enable = "neon")]
 unsafe fn times_strip<D: Dot, B: Blocks, const DIGITS: usize>(
     panel: &Panel,
     x: &Part,
@@ -412,6 +433,7 @@ unsafe fn times_strip<D: Dot, B: Blocks, const DIGITS: usize>(
     }
 }
 
+#[target_feature(enable = "neon")]
 unsafe fn times_n<D: Dot, const SPLIT: bool, const MIN: bool, const DIGITS: usize>(
     panel: &Panel,
     x: &Part,
@@ -430,7 +452,8 @@ unsafe fn times_n<D: Dot, const SPLIT: bool, const MIN: bool, const DIGITS: usiz
 }
 
 /// The one shape of all products of many tokens: `N` tokens, `DIGITS` digits, scales by form.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 unsafe fn times<D: Dot, const SPLIT: bool, const MIN: bool, const DIGITS: usize, const N: usize>(
     panel: &Panel,
     x: &Part,
@@ -439,7 +462,7 @@ unsafe fn times<D: Dot, const SPLIT: bool, const MIN: bool, const DIGITS: usize,
     let (tile, first, width) = (x.tile, x.first_token, x.tile.width());
     for (i, g) in x.groups.clone().enumerate() {
         let scales = &panel.scales[i];
-        let mut total = [ZERO(); N];
+        let mut total = [zero(); N];
         for d in 0..DIGITS {
             let (q, w) = (&tile.q(g, d)[4 * first..], &panel.q[i]);
             // SAFETY: the quads of `N` tokens from `first` on; the instruction by the caller's promise.
@@ -464,7 +487,8 @@ unsafe fn times<D: Dot, const SPLIT: bool, const MIN: bool, const DIGITS: usize,
 }
 
 /// Integer sums of the `quads` of a group for the first `N` tokens of `q`, in which those of `width` lie side by side.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 unsafe fn dot<D: Dot, const N: usize>(
     w: &[[int8x16_t; 2]; 8],
     q: &[i8],

@@ -1,5 +1,5 @@
-//! Kernels for AArch64. NEON and its fused multiply-add belong to every such CPU; the byte dot product `sdot` (optional in
-//! Armv8.2, then required) is asked for at start. Four lanes per register: eight rows take two.
+//! Kernels for AArch64. NEON and its fused multiply-add belong to every such CPU that runs Rust programs; the byte dot
+//! product `sdot` (optional in Armv8.2, then required) is asked for at start. Four lanes per register: eight rows take two.
 //!
 //! Tested under emulation, on a CPU with `sdot` and on one without; their speed was never measured.
 
@@ -15,35 +15,51 @@ use std::arch::is_aarch64_feature_detected;
 use super::{Kernels, scalar};
 use dot::{Dot, Sdot, Widening};
 
-/// The table for this CPU.
-pub fn kernels() -> &'static Kernels {
+/// The table for this CPU, if it has NEON.
+pub fn kernels() -> Option<&'static Kernels> {
     static WITH_SDOT: Kernels = table::<Sdot>();
     static WITHOUT: Kernels = table::<Widening>();
-    if is_aarch64_feature_detected!("dotprod") { &WITH_SDOT } else { &WITHOUT }
+    let best = if is_aarch64_feature_detected!("dotprod") { &WITH_SDOT } else { &WITHOUT };
+    is_aarch64_feature_detected!("neon").then_some(best)
 }
 
-/// What is not named here is scalar code, which the compiler turns into the same instructions.
+// SAFETY of every wrapper below: a table is reachable only through `kernels()`, which has asked the CPU for NEON and, where
+// D needs it, `sdot`.
 const fn table<D: Dot>() -> Kernels {
     Kernels {
         name: "neon",
-        quantize: float::quantize,
-        // SAFETY: a table is reachable only through `kernels()`, which has asked the CPU for D's instruction.
+        // SAFETY: see above.
+        quantize: |x, tile, token| unsafe { float::quantize(x, tile, token) },
+        // SAFETY: see above.
         matmul_quantized: |w, rows, x, out, column| unsafe { matmul::matmul_quantized::<D>(w, rows, x, out, column) },
-        matmul_float: |w, rows, x, out, column| super::float_rows(w, rows, x, out, column, attention::dot),
-        dot: attention::dot,
-        scores: attention::scores,
+        // SAFETY: see above.
+        matmul_float: |w, rows, x, out, column| {
+            super::float_rows(w, rows, x, out, column, |a, b| unsafe { attention::dot(a, b) });
+        },
+        // SAFETY: see above.
+        dot: |a, b| unsafe { attention::dot(a, b) },
+        // SAFETY: see above.
+        scores: |queries, k_rows, n, scale, out| unsafe { attention::scores(queries, k_rows, n, scale, out) },
         scores_int8: |queries, q_scales, k_rows, k_scales, n, out| {
-            // SAFETY: as above.
+            // SAFETY: see above.
             unsafe { attention::scores_int8::<D>(queries, q_scales, k_rows, k_scales, n, out) }
         },
-        softmax_span: float::softmax_span,
-        accumulate: attention::accumulate,
-        scale: rows::scale,
-        silu_mul: float::silu_mul,
-        encode: rows::encode,
-        widen: rows::widen,
-        quantize_head: rows::quantize_head,
-        prefetch: rows::prefetch,
+        // SAFETY: see above.
+        softmax_span: |scores| unsafe { float::softmax_span(scores) },
+        // SAFETY: see above.
+        accumulate: |p, v_rows, n, head_dim, o| unsafe { attention::accumulate(p, v_rows, n, head_dim, o) },
+        // SAFETY: see above.
+        scale: |p, scales| unsafe { rows::scale(p, scales) },
+        // the compiler makes the same instructions of it
         merge: scalar::merge,
+        // SAFETY: see above.
+        silu_mul: |gate, up| unsafe { float::silu_mul(gate, up) },
+        // SAFETY: see above.
+        encode: |kv_type, row, stored, scale| unsafe { rows::encode(kv_type, row, stored, scale) },
+        // SAFETY: see above.
+        widen: |kv_type, stored, values| unsafe { rows::widen(kv_type, stored, values) },
+        // SAFETY: see above.
+        quantize_head: |head, q| unsafe { rows::quantize_head(head, q) },
+        prefetch: rows::prefetch,
     }
 }

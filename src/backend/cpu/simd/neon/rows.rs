@@ -11,7 +11,8 @@ use crate::kv::rows::{self, int8_scale};
 use crate::quant::activation::Precision;
 
 /// Four f16 -> f32. Of every AArch64 CPU; its intrinsic wants a type that is not stable.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn widen_four(halfs: uint16x4_t) -> float32x4_t {
     let wide;
     // SAFETY: touches only its operands.
@@ -23,7 +24,8 @@ fn widen_four(halfs: uint16x4_t) -> float32x4_t {
 }
 
 /// Four f32 -> f16, rounded to nearest even.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn narrow_four(floats: float32x4_t) -> uint16x4_t {
     let halfs;
     // SAFETY: touches only its operands.
@@ -35,7 +37,8 @@ fn narrow_four(floats: float32x4_t) -> uint16x4_t {
 }
 
 /// Eight f16 -> f32.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 pub fn widen_halfs(halfs: &[u16; 8]) -> [float32x4_t; 2] {
     // SAFETY: a load of eight numbers.
     let halfs = unsafe { vld1q_u16(halfs.as_ptr()) };
@@ -43,7 +46,7 @@ pub fn widen_halfs(halfs: &[u16; 8]) -> [float32x4_t; 2] {
 }
 
 /// Asks for the cache line at an address, which need not exist, into the L2 cache.
-#[inline(always)]
+#[inline]
 pub fn prefetch_line(at: *const u8) {
     // SAFETY: a hint: it changes no memory and never faults.
     unsafe { asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) };
@@ -53,6 +56,7 @@ pub fn prefetch(bytes: &[u8]) {
     bytes.chunks(64).for_each(|line| prefetch_line(line.as_ptr()));
 }
 
+#[target_feature(enable = "neon")]
 pub fn encode(kv_type: KvType, row: &[f32], stored: &mut [u8], scale: &mut [u8]) {
     match kv_type {
         KvType::F16 if row.len().is_multiple_of(4) => {
@@ -75,6 +79,7 @@ pub fn encode(kv_type: KvType, row: &[f32], stored: &mut [u8], scale: &mut [u8])
     }
 }
 
+#[target_feature(enable = "neon")]
 pub fn widen(kv_type: KvType, stored: &[u8], values: &mut [f32]) {
     if kv_type == KvType::F32 || !values.len().is_multiple_of(8) {
         return rows::widen(kv_type, stored, values);
@@ -97,6 +102,7 @@ pub fn widen(kv_type: KvType, stored: &[u8], values: &mut [f32]) {
 }
 
 /// p[i] *= scales[i]
+#[target_feature(enable = "neon")]
 pub fn scale(p: &mut [f32], scales: &[u8]) {
     for (p, scales) in p.chunks_mut(4).zip(scales.chunks(8)) {
         for (p, scale) in p.iter_mut().zip(four_scales(scales)) {
@@ -106,7 +112,8 @@ pub fn scale(p: &mut [f32], scales: &[u8]) {
 }
 
 /// Up to four f16 from bytes, filled up with zeros.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 pub fn four_scales(scales: &[u8]) -> [f32; 4] {
     let mut bytes = [0u8; 8];
     let n = scales.len().min(8);
@@ -118,12 +125,14 @@ pub fn four_scales(scales: &[u8]) -> [f32; 4] {
 }
 
 /// The largest magnitude of a row of whole sixteens.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn max_magnitude(row: &[f32]) -> f32 {
     let max = row.as_chunks::<LANES>().0.iter().fold(vdupq_n_u32(0), |max, x| vmaxq_u32(max, max_of(load16(x))));
     largest(max)
 }
 
+#[target_feature(enable = "neon")]
 pub fn quantize_head(head: &[f32], q: &mut [i8]) -> f32 {
     if !head.len().is_multiple_of(LANES) {
         return (scalar::KERNELS.quantize_head)(head, q);
