@@ -38,7 +38,13 @@ fn dots<const Q: usize, const K: usize>(a: [&[f32]; Q], b: [&[f32]; K]) -> [[f32
     if !n.is_multiple_of(LANES) {
         add(a.map(|(_, tail)| load16(&scalar::padded(tail))), b.map(|(_, tail)| load16(&scalar::padded(tail))));
     }
-    sums.map(|sums| sums.map(|sums| tree_sum(sums)))
+    let mut dots = [[0f32; K]; Q];
+    for (dots, sums) in dots.iter_mut().zip(sums) {
+        for (dot, sums) in dots.iter_mut().zip(sums) {
+            *dot = tree_sum(sums);
+        }
+    }
+    dots
 }
 
 #[target_feature(enable = "neon")]

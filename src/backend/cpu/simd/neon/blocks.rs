@@ -60,10 +60,11 @@ unsafe fn fifth_bits(bits: *const u8) -> [uint8x16_t; 2] {
     // SAFETY: the caller's block holds the four bytes.
     let bytes = unsafe { bits.cast::<[u8; 4]>().read() };
     let bit = vcombine_u8(vcreate_u8(0x8040_2010_0804_0201), vcreate_u8(0x8040_2010_0804_0201));
-    [0, 2].map(|i| {
-        let spread = vcombine_u8(vdup_n_u8(bytes[i]), vdup_n_u8(bytes[i + 1]));
+    let sixteen = |a: u8, b: u8| {
+        let spread = vcombine_u8(vdup_n_u8(a), vdup_n_u8(b));
         vandq_u8(vtstq_u8(spread, bit), vdupq_n_u8(16))
-    })
+    };
+    [sixteen(bytes[0], bytes[1]), sixteen(bytes[2], bytes[3])]
 }
 
 #[inline]
@@ -77,7 +78,9 @@ unsafe fn load(p: *const u8) -> [uint8x16_t; 2] {
 #[inline]
 #[target_feature(enable = "neon")]
 fn bits<const LEFT: i32>(v: [uint8x16_t; 2], right: usize, mask: u8) -> [uint8x16_t; 2] {
-    v.map(|v| vshlq_n_u8::<LEFT>(vandq_u8(vshlq_u8(v, vdupq_n_s8(-(right as i8))), vdupq_n_u8(mask))))
+    let (right, mask) = (vdupq_n_s8(-(right as i8)), vdupq_n_u8(mask));
+    let sixteen = |v: uint8x16_t| vshlq_n_u8::<LEFT>(vandq_u8(vshlq_u8(v, right), mask));
+    [sixteen(v[0]), sixteen(v[1])]
 }
 
 #[inline]
@@ -90,7 +93,8 @@ fn or(a: [uint8x16_t; 2], b: [uint8x16_t; 2]) -> [uint8x16_t; 2] {
 #[inline]
 #[target_feature(enable = "neon")]
 fn less(v: [uint8x16_t; 2], offset: i8) -> Quants {
-    v.map(|v| vsubq_s8(vreinterpretq_s8_u8(v), vdupq_n_s8(offset)))
+    let sixteen = |v: uint8x16_t| vsubq_s8(vreinterpretq_s8_u8(v), vdupq_n_s8(offset));
+    [sixteen(v[0]), sixteen(v[1])]
 }
 
 #[inline]
@@ -98,7 +102,7 @@ fn less(v: [uint8x16_t; 2], offset: i8) -> Quants {
 fn look_up(values: &[i8; 16], codes: [uint8x16_t; 2]) -> Quants {
     // SAFETY: sixteen bytes of the table.
     let table = unsafe { vld1q_s8(values.as_ptr()) };
-    codes.map(|codes| vqtbl1q_s8(table, codes))
+    [vqtbl1q_s8(table, codes[0]), vqtbl1q_s8(table, codes[1])]
 }
 
 /// An array of `N` bytes at an offset of a block.

@@ -43,10 +43,12 @@ pub fn quantize(x: &[f32], tile: &mut QuantTile, token: usize) {
         let v = [load16(&x[0]), load16(&x[1])];
         let (scale, inv) = precision.scale_of(largest(vmaxq_u32(max_of(v[0]), max_of(v[1]))));
         match precision {
-            Precision::Int8 => tile.put(token, g, scale, &[digit(v.map(|v| round_to_levels(v, inv)))]),
+            Precision::Int8 => {
+                tile.put(token, g, scale, &[digit([round_to_levels(v[0], inv), round_to_levels(v[1], inv)])])
+            }
             Precision::Int16 => {
-                let [(high, low), (high2, low2)] = v.map(|v| two_digits(v, inv));
-                tile.put(token, g, scale, &[digit([high, high2]), digit([low, low2])]);
+                let (first, second) = (two_digits(v[0], inv), two_digits(v[1], inv));
+                tile.put(token, g, scale, &[digit([first.0, second.0]), digit([first.1, second.1])]);
             }
         }
     }

@@ -201,7 +201,8 @@ impl PanelRows {
                 }
             }
         }
-        let (scale, min) = (scale.each_ref().map(|v| ints(v)), min.each_ref().map(|v| ints(v)));
+        let scale = [ints(&scale[0]), ints(&scale[1])];
+        let min = [ints(&min[0]), ints(&min[1])];
         let mut w_scale = if is_mxfp4 { floats(&d32) } else { widen_halfs(&d) };
         let mut w_min = widen_halfs(&m);
         for h in 0..if B::SCALED { 2 } else { 0 } {
@@ -211,7 +212,7 @@ impl PanelRows {
         }
         // Q4_1 and Q5_1 add their minimum, the K types subtract it
         let adds = matches!(B::DTYPE, DType::Q4_1 | DType::Q5_1);
-        let w_min = if adds { w_min } else { w_min.map(|w_min| vnegq_f32(w_min)) };
+        let w_min = if adds { w_min } else { [vnegq_f32(w_min[0]), vnegq_f32(w_min[1])] };
         LaneScales { w_scale, w_min, scale, min }
     }
 
@@ -247,11 +248,12 @@ impl PanelRows {
                 let sum = if is_split::<B>() { fold(first, into_lanes(&sums[d][1]), &scales) } else { first };
                 total = add_digit(d, total, sum);
             }
+            let factors = Factors::new(x, g, 0);
             acc = match (is_split::<B>(), has_min::<B>()) {
-                (false, false) => add_group::<false, false>(total, &scales, x, (g, 0), acc),
-                (false, true) => add_group::<false, true>(total, &scales, x, (g, 0), acc),
-                (true, false) => add_group::<true, false>(total, &scales, x, (g, 0), acc),
-                (true, true) => add_group::<true, true>(total, &scales, x, (g, 0), acc),
+                (false, false) => add_group::<false, false, 1>(total, &scales, &factors, 0, acc),
+                (false, true) => add_group::<false, true, 1>(total, &scales, &factors, 0, acc),
+                (true, false) => add_group::<true, false, 1>(total, &scales, &factors, 0, acc),
+                (true, true) => add_group::<true, true, 1>(total, &scales, &factors, 0, acc),
             };
         }
         acc
@@ -310,48 +312,78 @@ impl PanelRows {
 #[inline]
 #[target_feature(enable = "neon")]
 fn into_lanes(s: &[int32x4_t; ROWS]) -> Ints {
-    [0, 4].map(|i| vpaddq_s32(vpaddq_s32(s[i], s[i + 1]), vpaddq_s32(s[i + 2], s[i + 3])))
+    let a = vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3]));
+    let b = vpaddq_s32(vpaddq_s32(s[4], s[5]), vpaddq_s32(s[6], s[7]));
+    [a, b]
 }
 
 /// The sums over both halves of a group times their integer scales.
 #[inline]
 #[target_feature(enable = "neon")]
 fn fold(first: Ints, second: Ints, w: &LaneScales) -> Ints {
-    [0, 1].map(|h| vmlaq_s32(vmulq_s32(first[h], w.scale[0][h]), second[h], w.scale[1][h]))
+    let mut sums = first;
+    for h in 0..2 {
+        sums[h] = vmlaq_s32(vmulq_s32(first[h], w.scale[0][h]), second[h], w.scale[1][h]);
+    }
+    sums
 }
 
 /// The sum of digit `d` behind those before it. Sums stay below 2^24, so that they are exact as floats.
 #[inline]
 #[target_feature(enable = "neon")]
 fn add_digit(d: usize, total: Floats, sum: Ints) -> Floats {
-    let sum = sum.map(|sum| vcvtq_f32_s32(sum));
-    if d == 0 { sum } else { [0, 1].map(|h| vfmaq_n_f32(sum[h], total[h], BASE)) }
+    let mut next = total;
+    for h in 0..2 {
+        let sum = vcvtq_f32_s32(sum[h]);
+        next[h] = if d == 0 { sum } else { vfmaq_n_f32(sum, total[h], BASE) };
+    }
+    next
 }
 
-/// One step of the contract's dot product: group `at.0` of token `at.1`.
+/// What `N` tokens of a tile bring to a group beside their digits.
+struct Factors<'a, const N: usize> {
+    x_scale: &'a [f32; N],
+    x_sum: &'a [f32; N],
+    half_sums: [&'a [i32; N]; 2],
+}
+
+impl<const N: usize> Factors<'_, N> {
+    #[inline]
+    fn new(x: &QuantTile, g: usize, first: usize) -> Factors<'_, N> {
+        const WHY: &str = "the tile has these tokens";
+        let half = |half: usize| x.half_sums(g, half)[first..].first_chunk().expect(WHY);
+        Factors {
+            x_scale: x.x_scale(g)[first..].first_chunk().expect(WHY),
+            x_sum: x.x_sum(g)[first..].first_chunk().expect(WHY),
+            half_sums: [half(0), half(1)],
+        }
+    }
+}
+
+/// One step of the contract's dot product, for token `t` of `x`.
 #[inline]
 #[target_feature(enable = "neon")]
-fn add_group<const SPLIT: bool, const MIN: bool>(
+fn add_group<const SPLIT: bool, const MIN: bool, const N: usize>(
     total: Floats,
     w: &LaneScales,
-    x: &QuantTile,
-    at: (usize, usize),
-    acc: Floats,
+    x: &Factors<N>,
+    t: usize,
+    mut acc: Floats,
 ) -> Floats {
-    let (g, token) = at;
-    let x_scale = x.x_scale(g)[token];
-    [0, 1].map(|h| {
-        let acc = vfmaq_f32(acc[h], total[h], vmulq_n_f32(w.w_scale[h], x_scale));
-        if !MIN {
-            acc
-        } else if SPLIT {
-            let half = |i: usize| x.half_sums(g, i)[token];
-            let min_sum = vmlaq_n_s32(vmulq_n_s32(w.min[0][h], half(0)), w.min[1][h], half(1));
-            vfmaq_f32(acc, w.w_min[h], vmulq_n_f32(vcvtq_f32_s32(min_sum), x_scale))
-        } else {
-            vfmaq_n_f32(acc, w.w_min[h], x.x_sum(g)[token])
+    let x_scale = x.x_scale[t];
+    for h in 0..2 {
+        acc[h] = vfmaq_f32(acc[h], total[h], vmulq_n_f32(w.w_scale[h], x_scale));
+        if MIN {
+            acc[h] = if SPLIT {
+                let first = vmulq_n_s32(w.min[0][h], x.half_sums[0][t]);
+                let min_sum = vmlaq_n_s32(first, w.min[1][h], x.half_sums[1][t]);
+                vfmaq_f32(acc[h], w.w_min[h], vmulq_n_f32(vcvtq_f32_s32(min_sum), x_scale))
+            } else {
+                vfmaq_n_f32(acc[h], w.w_min[h], x.x_sum[t])
+            };
         }
-    })
+    }
+    acc
 }
 
 /// Up to `CHUNK` groups of eight rows, unpacked.
@@ -375,13 +407,15 @@ impl Panel {
         for ((q, scales), g) in self.q.iter_mut().zip(&mut self.scales).zip(groups) {
             // SAFETY: group `g` exists in every row.
             unsafe {
-                let v: [Quants; ROWS] = std::array::from_fn(|r| {
+                let mut v = [[vdupq_n_s8(0); 2]; ROWS];
+                for (r, v) in v.iter_mut().enumerate() {
                     let (block, j) = rows.block::<B>(r, g);
-                    B::quants(block, j)
-                });
+                    *v = B::quants(block, j);
+                }
                 for half in 0..2 {
                     for four in 0..2 {
-                        let quads = transpose(std::array::from_fn(|r| v[4 * four + r][half]));
+                        let row = |r: usize| v[4 * four + r][half];
+                        let quads = transpose([row(0), row(1), row(2), row(3)]);
                         for (k, quad) in quads.into_iter().enumerate() {
                             q[4 * half + k][four] = quad;
                         }
@@ -397,11 +431,15 @@ impl Panel {
 #[inline]
 #[target_feature(enable = "neon")]
 fn transpose(v: [int8x16_t; 4]) -> [int8x16_t; 4] {
-    let v = v.map(|v| vreinterpretq_s32_s8(v));
-    let pairs = |a, b| [vtrn1q_s32(a, b), vtrn2q_s32(a, b)].map(|v| vreinterpretq_s64_s32(v));
-    let (a, b) = (pairs(v[0], v[1]), pairs(v[2], v[3]));
-    [vtrn1q_s64(a[0], b[0]), vtrn1q_s64(a[1], b[1]), vtrn2q_s64(a[0], b[0]), vtrn2q_s64(a[1], b[1])]
-        .map(|v| vreinterpretq_s8_s64(v))
+    let dwords = |i: usize| vreinterpretq_s32_s8(v[i]);
+    let (even, odd) = (
+        [vtrn1q_s32(dwords(0), dwords(1)), vtrn1q_s32(dwords(2), dwords(3))],
+        [vtrn2q_s32(dwords(0), dwords(1)), vtrn2q_s32(dwords(2), dwords(3))],
+    );
+    let low = |v: [int32x4_t; 2]| vtrn1q_s64(vreinterpretq_s64_s32(v[0]), vreinterpretq_s64_s32(v[1]));
+    let high = |v: [int32x4_t; 2]| vtrn2q_s64(vreinterpretq_s64_s32(v[0]), vreinterpretq_s64_s32(v[1]));
+    let bytes = |v: int64x2_t| vreinterpretq_s8_s64(v);
+    [bytes(low(even)), bytes(low(odd)), bytes(high(even)), bytes(high(odd))]
 }
 
 /// Groups of a tile, from some token on.
@@ -480,8 +518,9 @@ unsafe fn times<D: Dot, const SPLIT: bool, const MIN: bool, const DIGITS: usize,
                 }
             }
         }
+        let factors = Factors::<N>::new(tile, g, first);
         for t in 0..N {
-            acc[t] = add_group::<SPLIT, MIN>(total[t], scales, tile, (g, first + t), acc[t]);
+            acc[t] = add_group::<SPLIT, MIN, N>(total[t], scales, &factors, t, acc[t]);
         }
     }
 }

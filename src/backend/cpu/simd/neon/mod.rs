@@ -8,12 +8,15 @@ mod blocks;
 mod dot;
 mod float;
 mod matmul;
+mod peaks;
 mod rows;
 
 use std::arch::is_aarch64_feature_detected;
 
 use super::{Kernels, scalar};
 use dot::{Dot, Sdot, Widening};
+
+pub use peaks::peaks;
 
 /// The table for this CPU, if it has NEON.
 pub fn kernels() -> Option<&'static Kernels> {
