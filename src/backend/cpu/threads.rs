@@ -244,7 +244,8 @@ impl Crew<'_> {
         self.each(|worker| {
             let columns = share(cols, self.n, worker, step);
             if !columns.is_empty() {
-                work(&mut ColumnBlock { base: base.get(), rows, stride: cols, columns, lifetime: PhantomData });
+                let of = (worker, self.n);
+                work(&mut ColumnBlock { base: base.get(), rows, stride: cols, columns, of, lifetime: PhantomData });
             }
         });
     }
@@ -275,12 +276,19 @@ pub struct ColumnBlock<'a> {
     rows: usize,
     stride: usize,
     columns: Range<usize>,
+    /// (worker, workers)
+    of: (usize, usize),
     lifetime: PhantomData<&'a mut [f32]>,
 }
 
 impl ColumnBlock<'_> {
     pub fn columns(&self) -> Range<usize> {
         self.columns.clone()
+    }
+
+    /// The columns of another matrix that this worker would own.
+    pub fn share_of(&self, cols: usize, step: usize) -> Range<usize> {
+        share(cols, self.of.1, self.of.0, step)
     }
 
     /// The cells of row `row` in `columns`, which must lie in this block.
