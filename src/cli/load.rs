@@ -82,10 +82,10 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
 pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let start = Instant::now();
     let path = find_model(args.model.as_deref())?;
+    let simd = args.simd()?;
     let gguf = weights::open(&path, args, terminal)?;
     let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
     let (kv_type_k, kv_type_v) = args.kv_types();
-    let simd = args.simd()?;
     // Threads beyond the processors only wait for each other, and the result is the same for any number.
     let threads = args.threads.min(processors());
     let options = cpu::Options {
@@ -97,7 +97,7 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
         batch_logits: cpu::BATCH_LOGITS,
         activations: cpu::Activations::Int8,
     };
-    // Before anything is allocated: a context that does not fit is refused at once.
+    // Before anything more is allocated: a context that does not fit is refused at once.
     let Room { context_tokens, cache_tokens } = plan::room(args, (threads, sequences), &gguf, &model.config, terminal)?;
     let backend = cpu::open(model.clone(), &options)?;
     terminal.detail(&format!("{}: {}", path.display(), backend.info().device));

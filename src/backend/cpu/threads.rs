@@ -3,9 +3,9 @@
 //! The leader runs the decoder as plain sequential code; at each region it publishes a closure, every worker runs it for
 //! its own share, and the leader goes on when all have arrived. Entering the pool costs about 15 us once per forward,
 //! a region 0.2 us; a rayon call per region from outside would cost 10 to 20 us each, 2 to 4 ms a token.
-//! Whoever waits spins for a while (regions follow each other within microseconds), then sleeps: where a second busy
-//! process has taken a core, the thread it keeps away gets ours. To yield instead would cost a whole slice of the
-//! scheduler, milliseconds, each time. Outside a forward pass no thread spins.
+//! Whoever waits spins for a while (regions follow each other within microseconds), then yields, then sleeps: where a
+//! second busy process has taken a core, the thread it keeps away gets ours. Yielding alone would not do, as it can cost
+//! a slice of the scheduler, milliseconds, each time. Outside a forward pass no thread spins.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -16,9 +16,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a waiting thread spins before it sleeps: longer than any wait that a quiet machine has between regions (a
-/// sleeper takes some 50 us to come back), much shorter than a slice of the scheduler.
-const SPIN: Duration = Duration::from_micros(100);
+/// Looks before a waiting thread starts to yield, 10 to 25 us: two threads on one core must not spin against each other.
+const SPINS: u32 = 400;
+/// How long it yields between looks before it sleeps. Where no one else wants the core a yield returns at once, and a
+/// sleeper would take some 50 us to come back; else the first yield that takes longer is the last.
+const YIELDING: Duration = Duration::from_micros(200);
 
 /// The threads of a backend. They sleep between forward passes.
 pub struct Team {
@@ -127,21 +129,20 @@ struct Bell {
 }
 
 impl Bell {
-    /// Spins for a while, then sleeps.
+    /// Spins for a while, then yields, then sleeps.
     fn wait_until(&self, ready: impl Fn() -> bool) {
-        /// Looks between two at the clock, which costs as much as a few of them: 1 us or two.
-        const LOOKS: u32 = 32;
-        let mut start = None;
-        loop {
-            for _ in 0..LOOKS {
-                if ready() {
-                    return;
-                }
-                std::hint::spin_loop();
+        for _ in 0..SPINS {
+            if ready() {
+                return;
             }
-            if start.get_or_insert_with(Instant::now).elapsed() >= SPIN {
+            std::hint::spin_loop();
+        }
+        let start = Instant::now();
+        while !ready() {
+            if start.elapsed() >= YIELDING {
                 return self.sleep_until(ready);
             }
+            std::thread::yield_now();
         }
     }
 
@@ -317,9 +318,9 @@ mod tests {
         let rounds = AtomicU32::new(0);
         team.run(|crew| {
             for round in 0..60 {
-                std::thread::sleep(SPIN * (round % 3));
+                std::thread::sleep(YIELDING * (round % 3));
                 crew.each(|worker| {
-                    std::thread::sleep(SPIN * ((round + worker as u32) % 4));
+                    std::thread::sleep(YIELDING * ((round + worker as u32) % 4));
                     rounds.fetch_add(1, Ordering::Relaxed);
                 });
             }
