@@ -3,9 +3,9 @@
 //! The leader runs the decoder as plain sequential code; at each region it publishes a closure, every worker runs it for
 //! its own share, and the leader goes on when all have arrived. Entering the pool costs about 15 us once per forward,
 //! a region 0.2 us; a rayon call per region from outside would cost 10 to 20 us each, 2 to 4 ms a token.
-//! Whoever waits spins for a while (regions follow each other within microseconds), then yields, then sleeps: where a
-//! second busy process has taken a core, the thread it keeps away gets ours. Yielding alone would not do, as it can cost
-//! a slice of the scheduler, milliseconds, each time. Outside a forward pass no thread spins.
+//! Whoever waits spins for a while (regions follow each other within microseconds), then sleeps: where a second busy
+//! process has taken a core, the thread it keeps away gets ours. To yield instead would cost a whole slice of the
+//! scheduler, milliseconds, each time. Outside a forward pass no thread spins.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -14,13 +14,10 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-/// Looks before a waiting thread starts to yield, 10 to 25 us: two threads on one core must not spin against each other.
-const SPINS: u32 = 400;
-/// How long it yields between looks before it sleeps. Where no one else wants the core a yield returns at once, and a
-/// sleeper would take some 50 us to come back; else the first yield that takes longer is the last.
-const YIELDING: Duration = Duration::from_micros(200);
+/// Looks before a waiting thread sleeps, 25 to 50 us by processor: about what waking it costs. Longer would do no good on
+/// a quiet machine, where waits are shorter, and harm on a busy one, where two threads on one core spin against each other.
+const SPINS: u32 = 1_000;
 
 /// The threads of a backend. They sleep between forward passes.
 pub struct Team {
@@ -129,7 +126,7 @@ struct Bell {
 }
 
 impl Bell {
-    /// Spins for a while, then yields, then sleeps.
+    /// Spins for a while, then sleeps.
     fn wait_until(&self, ready: impl Fn() -> bool) {
         for _ in 0..SPINS {
             if ready() {
@@ -137,13 +134,7 @@ impl Bell {
             }
             std::hint::spin_loop();
         }
-        let start = Instant::now();
-        while !ready() {
-            if start.elapsed() >= YIELDING {
-                return self.sleep_until(ready);
-            }
-            std::thread::yield_now();
-        }
+        self.sleep_until(ready);
     }
 
     #[cold]
@@ -314,13 +305,14 @@ mod tests {
     /// Work that outlasts the spinning, now of the leader, now of a worker: each side falls asleep and is woken.
     #[test]
     fn whoever_waits_long_sleeps_and_is_woken() {
+        const LONG: std::time::Duration = std::time::Duration::from_micros(200);
         let team = Team::new(3).unwrap();
         let rounds = AtomicU32::new(0);
         team.run(|crew| {
             for round in 0..60 {
-                std::thread::sleep(YIELDING * (round % 3));
+                std::thread::sleep(LONG * (round % 3));
                 crew.each(|worker| {
-                    std::thread::sleep(YIELDING * ((round + worker as u32) % 4));
+                    std::thread::sleep(LONG * ((round + worker as u32) % 4));
                     rounds.fetch_add(1, Ordering::Relaxed);
                 });
             }
