@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use models::{Setting, all_logits, data, default_model, engine, load, options};
-use sayfa::backend::cpu::{self, Simd};
+use sayfa::backend::cpu::{self, Activations, Simd};
 use sayfa::backend::{Backend, Batch, BatchRow};
 use sayfa::kv::layout::{BLOCK_TOKENS, BlockId, KvType};
 use sayfa::model::Model;
@@ -57,15 +57,17 @@ fn every_table_and_thread_count_gives_the_bits_of_scalar_code() {
     for path in micro_models() {
         let model = load(&path);
         let tokens = &long_text(model.config.vocab)[..41];
-        for kv_type in [KvType::F16, KvType::F32, KvType::Int8] {
+        let int8 = [KvType::F16, KvType::F32, KvType::Int8].map(|kv_type| (kv_type, Activations::Int8));
+        for (kv_type, activations) in int8.into_iter().chain([(KvType::F16, Activations::Int16)]) {
             let run = |simd, threads| {
-                let setting = Setting { simd: Some(simd), threads, kv_type, ..Setting::default() };
+                let setting = Setting { simd: Some(simd), threads, kv_type, activations, ..Setting::default() };
                 all_logits(&mut engine(&model, setting), tokens)
             };
             let want = run(Simd::Scalar, 1);
             for simd in Simd::ALL.into_iter().filter(|simd| simd.is_available()) {
                 for threads in [1, 2, 3] {
-                    let name = format!("{} {} {threads} threads {kv_type:?}", path.display(), simd.name());
+                    let name =
+                        format!("{} {} {threads} threads {kv_type:?} {activations:?}", path.display(), simd.name());
                     assert_same(&name, &run(simd, threads), &want);
                 }
             }
@@ -78,10 +80,15 @@ fn prefill_chunks_give_the_bits_of_single_tokens() {
     for name in ["micro/BF16.gguf", "micro/Q4_0.gguf", "micro/Q2_K.gguf", "variants/experts.gguf"] {
         let model = load(&data(name));
         let tokens = long_text(model.config.vocab);
-        let run = |batch_tokens| prefill_in_chunks(&model, Setting { batch_tokens, ..Setting::default() }, &tokens);
-        let want = run(1);
-        for chunk in [7, 64, 512] {
-            assert_same(&format!("{name} in chunks of {chunk}"), &[run(chunk)], std::slice::from_ref(&want));
+        for activations in [Activations::Int8, Activations::Int16] {
+            let run = |batch_tokens| {
+                prefill_in_chunks(&model, Setting { batch_tokens, activations, ..Setting::default() }, &tokens)
+            };
+            let want = run(1);
+            for chunk in [7, 64, 512] {
+                let name = format!("{name} in chunks of {chunk}, {activations:?}");
+                assert_same(&name, &[run(chunk)], std::slice::from_ref(&want));
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 mod models;
 
 use models::{Setting, all_logits, data, default_model, engine, load, nll};
+use sayfa::backend::cpu::Activations;
 use sayfa::kv::layout::KvType;
 use serde_json::Value;
 
@@ -58,6 +59,27 @@ fn check_folder(folder: &str) {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
+/// With activations in 16 bits every quantized file is near exact: what is left is the rounding of float sums and 32,512
+/// levels.
+#[test]
+fn precise_activations_are_200_times_nearer() {
+    for folder in ["micro", "variants"] {
+        let fixture = expected(&format!("{folder}/expected.json"));
+        let tokens = tokens(&fixture["tokens"]);
+        for (file, want) in fixture["models"].as_object().expect("models by file name") {
+            let model = load(&data(&format!("{folder}/{file}")));
+            if let Some(nll) = want.get("nll") {
+                let error = mean_abs_error(&all_logits(&mut engine(&model, PRECISE), &tokens), &tokens, &floats(nll));
+                println!("{folder}/{file}: mean |nll error| {error:.7}");
+                assert!(error <= PRECISE_ERROR, "{folder}/{file}: mean |nll error| {error}, allowed {PRECISE_ERROR}");
+            }
+        }
+    }
+}
+
+const PRECISE: Setting = Setting { activations: Activations::Int16, kv_type: KvType::F32, ..Setting::DEFAULT };
+const PRECISE_ERROR: f64 = 0.002;
+
 #[test]
 fn every_type_is_near_exact_arithmetic() {
     check_folder("micro");
@@ -73,12 +95,14 @@ fn every_variant_of_the_architecture_is_near_exact_arithmetic() {
 fn the_default_model_is_near_exact_arithmetic() {
     let fixture = expected("smollm2/expected.json");
     let model = load(&default_model());
+    let mut precise = engine(&model, PRECISE);
     let mut engine = engine(&model, Setting::default());
-    let (mut ours, mut theirs) = (0.0, 0.0);
+    let (mut ours, mut theirs, mut precise_error) = (0.0, 0.0, 0.0);
     for case in fixture["cases"].as_array().expect("cases") {
         let tokens = tokens(&case["tokens"]);
         let logits = all_logits(&mut engine, &tokens);
         ours += mean_abs_error(&logits, &tokens, &floats(&case["nll"]));
+        precise_error += mean_abs_error(&all_logits(&mut precise, &tokens), &tokens, &floats(&case["nll"]));
         theirs += case["llama_cpp"]["mean_abs_nll_error"].as_f64().expect("a number");
 
         // teacher-forced: each step is judged on the exact continuation so far
@@ -96,6 +120,13 @@ fn the_default_model_is_near_exact_arithmetic() {
             assert!(lead <= 0.5 || best as u32 == token, "step {i}: token {best}, exact {token} with lead {lead}");
         }
     }
-    println!("mean |nll error|: ours {:.4}, llama.cpp {:.4}", ours / 3.0, theirs / 3.0);
+    let mean = |sum: f64| sum / 3.0;
+    println!(
+        "mean |nll error|: ours {:.4}, llama.cpp {:.4}, with 16-bit activations {:.5}",
+        mean(ours),
+        mean(theirs),
+        mean(precise_error)
+    );
+    assert!(mean(precise_error) <= PRECISE_ERROR, "16-bit activations: mean |nll error| {}", mean(precise_error));
     assert!(ours <= 1.3 * theirs, "mean |nll error| {} against llama.cpp's {}", ours / 3.0, theirs / 3.0);
 }

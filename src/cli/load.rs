@@ -82,11 +82,11 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
 pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let start = Instant::now();
     let path = find_model(args.model.as_deref())?;
+    let options = backend_options(args)?;
     let gguf = weights::open(&path, args, terminal)?;
     let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
-    let options = backend_options(args)?;
     let threads = options.threads;
-    // Before anything is allocated: a context that does not fit is refused at once.
+    // Before anything more is allocated: a context that does not fit is refused at once.
     let Room { context_tokens, cache_tokens } = plan::room(args, (threads, sequences), &gguf, &model.config, terminal)?;
     let backend = cpu::open(model.clone(), &options)?;
     terminal.detail(&format!("{}: {}", path.display(), backend.info().device));

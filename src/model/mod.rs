@@ -87,6 +87,13 @@ pub struct Layer {
     pub ffn: FeedForward,
 }
 
+impl Layer {
+    /// The matrices that read the normed input of attention.
+    pub fn qkv(&self) -> [&Linear; 3] {
+        [&self.attn_q, &self.attn_k, &self.attn_v]
+    }
+}
+
 pub enum FeedForward {
     Dense(Expert),
     Experts {
@@ -95,6 +102,16 @@ pub enum FeedForward {
         experts: Vec<Expert>,
         used: usize,
     },
+}
+
+impl FeedForward {
+    /// The matrices that are read first: gate and up, or the router, which stands for both.
+    pub fn first(&self) -> [&Linear; 2] {
+        match self {
+            FeedForward::Dense(Expert { gate, up, .. }) => [gate, up],
+            FeedForward::Experts { router, .. } => [router, router],
+        }
+    }
 }
 
 /// down(silu(gate(x)) * up(x))

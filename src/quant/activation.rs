@@ -209,7 +209,6 @@ pub fn max_magnitude(x: &[f32]) -> f32 {
 }
 
 /// Clamp, then round to nearest even. `max` and `min` send NaN to the lower bound, as their SIMD forms do.
-#[expect(clippy::manual_clamp, reason = "clamp would let NaN through")]
 fn round_within(v: f32, levels: f32) -> f32 {
     v.max(-levels).min(levels).round_ties_even()
 }

@@ -116,7 +116,7 @@ fn multiply(bencher: Bencher, case: Case<DType>, tokens: usize, precision: Preci
     bencher.bench_local(|| {
         team.run(|crew| {
             crew.split_columns(&mut out, ROWS, ROWS, |block| {
-                (case.kernels.matmul_quantized)(&weight, 0..ROWS, &x, block, 0);
+                (case.kernels.matmul_quantized)(&weight, 0..ROWS, &x, &[], block, 0);
             });
         });
         out[0]

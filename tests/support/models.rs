@@ -23,18 +23,22 @@ pub struct Setting {
     pub on_full: OnFull,
 }
 
+impl Setting {
+    pub const DEFAULT: Setting = Setting {
+        simd: None,
+        threads: 2,
+        kv_type: KvType::F16,
+        batch_tokens: 512,
+        batch_logits: 32,
+        activations: Activations::Int8,
+        context_tokens: 512,
+        on_full: OnFull::Stop,
+    };
+}
+
 impl Default for Setting {
     fn default() -> Setting {
-        Setting {
-            simd: None,
-            threads: 2,
-            kv_type: KvType::F16,
-            batch_tokens: 512,
-            batch_logits: 32,
-            activations: Activations::Int8,
-            context_tokens: 512,
-            on_full: OnFull::Stop,
-        }
+        Setting::DEFAULT
     }
 }
 

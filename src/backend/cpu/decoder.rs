@@ -162,10 +162,13 @@ impl Pass<'_> {
         self.begin(Stage::Embed);
         self.embed(b);
         self.angles(b);
-        for (n, layer) in self.model.layers.iter().enumerate() {
+        let (layers, head) = (&self.model.layers, [&self.model.output]);
+        for (n, layer) in layers.iter().enumerate() {
+            let next_qkv = layers.get(n + 1).map(Layer::qkv);
+            let after = next_qkv.as_ref().map_or(&head[..], |qkv| &qkv[..]);
             self.attention(n, layer, &slots, pages, b);
             match &layer.ffn {
-                FeedForward::Dense(ffn) => self.dense(&layer.ffn_norm, ffn, b),
+                FeedForward::Dense(ffn) => self.dense(&layer.ffn_norm, ffn, after, b),
                 FeedForward::Experts { router, experts, used } => {
                     self.experts(&layer.ffn_norm, router, experts, *used, b);
                 }
@@ -231,10 +234,10 @@ impl Pass<'_> {
         let (q_dim, kv_dim) = (shape.n_heads * head_dim, shape.n_kv_heads * head_dim);
         let qkv_len = q_dim + 2 * kv_dim;
 
-        let qkv = [&layer.attn_q, &layer.attn_k, &layer.attn_v];
+        let qkv = layer.qkv();
         self.norm(&layer.attn_norm, &qkv, &b.x, &mut b.input);
         self.begin(Stage::Qkv);
-        matmul(self.crew, self.kernels, &qkv, &b.input, tokens, &mut b.qkv);
+        matmul(self.crew, self.kernels, &qkv, &[&layer.attn_output], &b.input, tokens, &mut b.qkv);
 
         self.begin(Stage::Rope);
         let (cos, sin, pairs) = (&b.cos, &b.sin, head_dim / 2);
@@ -286,7 +289,7 @@ impl Pass<'_> {
                 row.chunks_exact_mut(head_dim).for_each(rotate);
             }
         });
-        matmul(self.crew, self.kernels, &[&layer.attn_output], &b.input, tokens, &mut b.y);
+        matmul(self.crew, self.kernels, &[&layer.attn_output], &layer.ffn.first(), &b.input, tokens, &mut b.y);
         self.add_to_residual(b);
     }
 
@@ -306,16 +309,24 @@ impl Pass<'_> {
     }
 
     /// y = down(silu(gate(h)) * up(h)) with h = norm(x).
-    fn dense(&self, norm: &[f32], ffn: &Expert, b: &mut Buffers) {
+    fn dense(&self, norm: &[f32], ffn: &Expert, after: &[&Linear], b: &mut Buffers) {
         self.norm(norm, &[&ffn.gate, &ffn.up], &b.x, &mut b.input);
-        self.feed_forward(ffn, self.n_tokens(), &mut b.input, &mut b.gate_up, &mut b.y);
+        self.feed_forward((ffn, after), self.n_tokens(), &mut b.input, &mut b.gate_up, &mut b.y);
     }
 
-    /// The three matrices of a feed-forward network on `n` prepared rows; leaves other rows in `input`.
-    fn feed_forward(&self, ffn: &Expert, n: usize, input: &mut Input, gate_up: &mut [f32], y: &mut [f32]) {
+    /// The three matrices of a feed-forward network on `n` prepared rows; leaves other rows in `input`. `after`: matrices
+    /// that are read next.
+    fn feed_forward(
+        &self,
+        (ffn, after): (&Expert, &[&Linear]),
+        n: usize,
+        input: &mut Input,
+        gate_up: &mut [f32],
+        y: &mut [f32],
+    ) {
         let hidden = ffn.gate.weight.rows;
         self.begin(Stage::GateUp);
-        matmul(self.crew, self.kernels, &[&ffn.gate, &ffn.up], input, n, gate_up);
+        matmul(self.crew, self.kernels, &[&ffn.gate, &ffn.up], &[&ffn.down], input, n, gate_up);
         self.begin(Stage::Silu);
         let gate_up = &*gate_up;
         input.prepare(self.crew, self.kernels, (n, hidden), &[&ffn.down], |token, row| {
@@ -324,7 +335,7 @@ impl Pass<'_> {
             (self.kernels.silu_mul)(row, up);
         });
         self.begin(Stage::Down);
-        matmul(self.crew, self.kernels, &[&ffn.down], input, n, y);
+        matmul(self.crew, self.kernels, &[&ffn.down], after, input, n, y);
     }
 
     /// y = sum over the chosen experts, in ascending id, of weight * expert(h).
@@ -333,7 +344,7 @@ impl Pass<'_> {
         let scratch = b.experts.as_mut().expect("allocated for models with experts");
         self.norm(norm, &[router], &b.x, &mut b.input);
         self.begin(Stage::Router);
-        matmul(self.crew, self.kernels, &[router], &b.input, n, &mut scratch.router);
+        matmul(self.crew, self.kernels, &[router], &[], &b.input, n, &mut scratch.router);
         let choices: Vec<_> = scratch.router.chunks_mut(experts.len()).take(n).map(|row| choose(row, used)).collect();
 
         b.y[..n * dim].fill(0.0);
@@ -348,7 +359,7 @@ impl Pass<'_> {
             scratch.input.prepare(self.crew, self.kernels, (tokens.len(), dim), &readers, |i, row| {
                 row.copy_from_slice(&h[tokens[i].0 * dim..(tokens[i].0 + 1) * dim]);
             });
-            self.feed_forward(expert, tokens.len(), &mut scratch.input, &mut b.gate_up, &mut scratch.y);
+            self.feed_forward((expert, &[]), tokens.len(), &mut scratch.input, &mut b.gate_up, &mut scratch.y);
             self.begin(Stage::Residual);
             for (&(token, weight), y) in tokens.iter().zip(scratch.y.chunks(dim)) {
                 add_scaled(&mut b.y[token * dim..(token + 1) * dim], weight, y);
@@ -368,7 +379,7 @@ impl Pass<'_> {
             let x = &x[wanted[i] * dim..(wanted[i] + 1) * dim];
             rms_norm(self.kernels, x, &self.model.output_norm, config.norm_eps, row);
         });
-        matmul(self.crew, self.kernels, &[output], &b.input, wanted.len(), &mut b.logits);
+        matmul(self.crew, self.kernels, &[output], &[], &b.input, wanted.len(), &mut b.logits);
     }
 
     /// input = norm(x), quantized for `readers`.

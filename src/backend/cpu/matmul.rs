@@ -1,8 +1,10 @@
 //! Matrix products of a batch: one region for all matrices that share an input.
 
+use std::ops::Range;
+
 use super::Activations;
 use super::simd::Kernels;
-use super::threads::{ColumnBlock, Crew};
+use super::threads::Crew;
 use crate::model::{Linear, Matrix};
 use crate::quant::activation::{QuantTile, TILE};
 
@@ -62,39 +64,49 @@ impl Input {
     }
 }
 
-/// out (n, sum of rows) = [W_0 x + b_0 | W_1 x + b_1 | ...] for the `n` prepared rows of `input`.
-pub fn matmul(crew: &Crew, kernels: &Kernels, matrices: &[&Linear], input: &Input, n: usize, out: &mut [f32]) {
-    let cols: usize = matrices.iter().map(|linear| linear.weight.rows).sum();
+/// out (n, sum of rows) = [W_0 x + b_0 | W_1 x + b_1 | ...] for the `n` prepared rows of `input`. `after`: the matrices of
+/// the region that follows, whose first bytes are asked for in time.
+pub fn matmul(
+    crew: &Crew,
+    kernels: &Kernels,
+    matrices: &[&Linear],
+    after: &[&Linear],
+    input: &Input,
+    n: usize,
+    out: &mut [f32],
+) {
+    let columns_of = |matrices: &[&Linear]| matrices.iter().map(|linear| linear.weight.rows).sum::<usize>();
+    let (cols, after_cols) = (columns_of(matrices), columns_of(after));
     crew.split_columns(&mut out[..n * cols], cols, STEP, |block| {
-        let mut first = 0;
-        for linear in matrices {
-            let weight = &linear.weight;
-            let (start, end) = (block.columns().start.max(first), block.columns().end.min(first + weight.rows));
-            if start < end {
-                multiply(kernels, weight, start - first..end - first, input, n, block, start);
-                if let Some(bias) = &linear.bias {
-                    for token in 0..n {
-                        super::ops::add(block.cells(token, start..end), &bias[start - first..end - first]);
-                    }
-                }
+        let own = block.columns();
+        let after = parts(after, block.share_of(after_cols, STEP));
+        let mut later = parts(matrices, own.clone()).skip(1).chain(after);
+        for (linear, rows, column) in parts(matrices, own) {
+            let next = later.next().map_or(&[][..], |(linear, rows, _)| linear.weight.rows_data(rows));
+            let (weight, columns) = (&linear.weight, column..column + rows.len());
+            if input.is_quantized_for(weight) {
+                let tiles = &input.tiles[..n.div_ceil(TILE)];
+                (kernels.matmul_quantized)(weight, rows.clone(), tiles, next, block, column);
+            } else {
+                (kernels.matmul_float)(weight, rows.clone(), &input.x[..n * weight.cols], block, column);
             }
-            first += weight.rows;
+            if let Some(bias) = &linear.bias {
+                (0..n).for_each(|token| super::ops::add(block.cells(token, columns.clone()), &bias[rows.clone()]));
+            }
         }
     });
 }
 
-fn multiply(
-    kernels: &Kernels,
-    weight: &Matrix,
-    rows: std::ops::Range<usize>,
-    input: &Input,
-    n: usize,
-    block: &mut ColumnBlock,
-    column: usize,
-) {
-    if input.is_quantized_for(weight) {
-        (kernels.matmul_quantized)(weight, rows, &input.tiles[..n.div_ceil(TILE)], block, column);
-    } else {
-        (kernels.matmul_float)(weight, rows, &input.x[..n * weight.cols], block, column);
-    }
+/// What of each matrix lies in `columns` of their outputs side by side: the matrix, its rows, their first column.
+fn parts<'a>(
+    matrices: &'a [&'a Linear],
+    columns: Range<usize>,
+) -> impl Iterator<Item = (&'a Linear, Range<usize>, usize)> {
+    let mut first = 0;
+    matrices.iter().filter_map(move |linear| {
+        let at = first;
+        first += linear.weight.rows;
+        let (start, end) = (columns.start.max(at), columns.end.min(first));
+        (start < end).then(|| (*linear, start - at..end - at, start))
+    })
 }

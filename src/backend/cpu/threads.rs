@@ -14,11 +14,10 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-/// How long a waiting thread spins before it sleeps: longer than any wait that a quiet machine has between regions (a
-/// sleeper takes some 50 us to come back), much shorter than a slice of the scheduler.
-const SPIN: Duration = Duration::from_micros(100);
+/// Looks before a waiting thread sleeps, 25 to 50 us by processor: about what waking it costs. Longer would do no good on
+/// a quiet machine, where waits are shorter, and harm on a busy one, where two threads on one core spin against each other.
+const SPINS: u32 = 1_000;
 
 /// The threads of a backend. They sleep between forward passes.
 pub struct Team {
@@ -129,20 +128,13 @@ struct Bell {
 impl Bell {
     /// Spins for a while, then sleeps.
     fn wait_until(&self, ready: impl Fn() -> bool) {
-        /// Looks between two at the clock, which costs as much as a few of them: 1 us or two.
-        const LOOKS: u32 = 32;
-        let mut start = None;
-        loop {
-            for _ in 0..LOOKS {
-                if ready() {
-                    return;
-                }
-                std::hint::spin_loop();
+        for _ in 0..SPINS {
+            if ready() {
+                return;
             }
-            if start.get_or_insert_with(Instant::now).elapsed() >= SPIN {
-                return self.sleep_until(ready);
-            }
+            std::hint::spin_loop();
         }
+        self.sleep_until(ready);
     }
 
     #[cold]
@@ -244,7 +236,8 @@ impl Crew<'_> {
         self.each(|worker| {
             let columns = share(cols, self.n, worker, step);
             if !columns.is_empty() {
-                work(&mut ColumnBlock { base: base.get(), rows, stride: cols, columns, lifetime: PhantomData });
+                let of = (worker, self.n);
+                work(&mut ColumnBlock { base: base.get(), rows, stride: cols, columns, of, lifetime: PhantomData });
             }
         });
     }
@@ -275,12 +268,19 @@ pub struct ColumnBlock<'a> {
     rows: usize,
     stride: usize,
     columns: Range<usize>,
+    /// (worker, workers)
+    of: (usize, usize),
     lifetime: PhantomData<&'a mut [f32]>,
 }
 
 impl ColumnBlock<'_> {
     pub fn columns(&self) -> Range<usize> {
         self.columns.clone()
+    }
+
+    /// The columns of another matrix that this worker would own.
+    pub fn share_of(&self, cols: usize, step: usize) -> Range<usize> {
+        share(cols, self.of.1, self.of.0, step)
     }
 
     /// The cells of row `row` in `columns`, which must lie in this block.
@@ -313,13 +313,14 @@ mod tests {
     /// Work that outlasts the spinning, now of the leader, now of a worker: each side falls asleep and is woken.
     #[test]
     fn whoever_waits_long_sleeps_and_is_woken() {
+        const LONG: std::time::Duration = std::time::Duration::from_micros(200);
         let team = Team::new(3).unwrap();
         let rounds = AtomicU32::new(0);
         team.run(|crew| {
             for round in 0..60 {
-                std::thread::sleep(SPIN * (round % 3));
+                std::thread::sleep(LONG * (round % 3));
                 crew.each(|worker| {
-                    std::thread::sleep(SPIN * ((round + worker as u32) % 4));
+                    std::thread::sleep(LONG * ((round + worker as u32) % 4));
                     rounds.fetch_add(1, Ordering::Relaxed);
                 });
             }

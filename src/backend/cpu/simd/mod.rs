@@ -89,7 +89,7 @@ pub struct Kernels {
     /// (cols) f32 -> int8 groups of row `token` of a tile.
     pub quantize: fn(x: &[f32], tile: &mut QuantTile, token: usize),
     /// `rows` of a quantized matrix times the tokens of `x`: out[token][column..] = W[rows] x[token].
-    pub matmul_quantized: fn(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize),
+    pub matmul_quantized: MatmulQuantized,
     /// The same for F32, F16 and BF16 on `x` (tokens, cols) f32.
     pub matmul_float: fn(w: &Matrix, rows: Range<usize>, x: &[f32], out: &mut ColumnBlock, column: usize),
     /// Float dot product in sixteen lanes.
@@ -106,7 +106,7 @@ pub struct Kernels {
     /// p[i] *= scales[i] (f16), as many as `p` holds.
     pub scale: fn(p: &mut [f32], scales: &[u8]),
     /// Adds the (m, l, o) of the next span to the running ones.
-    pub merge: fn(ml: &mut (f32, f32), o: &mut [f32], span_ml: (f32, f32), span_o: &[f32]),
+    pub merge: Merge,
     /// gate = gate / (1 + exp(-gate)) * up
     pub silu_mul: fn(gate: &mut [f32], up: &[f32]),
     /// One head row -> its stored form and scale.
@@ -119,6 +119,10 @@ pub struct Kernels {
     pub prefetch: fn(&[u8]),
 }
 
+/// `next`: what the same thread will read afterwards, to be asked for while the last rows are multiplied.
+type MatmulQuantized =
+    fn(w: &Matrix, rows: Range<usize>, x: &[QuantTile], next: &[u8], out: &mut ColumnBlock, column: usize);
+type Merge = fn(ml: &mut (f32, f32), o: &mut [f32], span_ml: (f32, f32), span_o: &[f32]);
 type ScoresInt8 = fn(&Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_scales: &[u8], n: usize, out: &mut [f32]);
 
 /// The query heads of one KV head for some tokens: the `heads` of a token follow each other, tokens are `stride` apart.
@@ -347,7 +351,7 @@ mod tests {
                     let mut out = vec![7.0; tokens * (rows + 2)];
                     team.run(|crew| {
                         crew.split_columns(&mut out, rows + 2, 1, |block| {
-                            (kernels.matmul_quantized)(&matrix, 0..rows, &x, block, 1);
+                            (kernels.matmul_quantized)(&matrix, 0..rows, &x, &[], block, 1);
                         });
                     });
                     out

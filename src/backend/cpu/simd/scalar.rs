@@ -59,7 +59,7 @@ fn add_group(form: Form, w: &Group, x: &QuantTile, g: usize, token: usize, acc: 
     }
 }
 
-fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
+fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], _: &[u8], out: &mut ColumnBlock, column: usize) {
     let form = w.dtype.form().expect("only quantized matrices come here");
     for (row, column) in rows.zip(column..) {
         let data = w.rows_data(row..row + 1);

@@ -9,10 +9,16 @@
 //! multiplications, 7 adds and one widening per 32 x 8 products and token. Types of 8 bits are multiplied as
 //! |w| * (x with the sign of w) instead: 128 * 127 * 2 fits.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "constant ranges unroll, and iterators over several arrays do not read better"
+)]
+
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::Ahead;
 use super::blocks::*;
 use crate::backend::cpu::threads::ColumnBlock;
 use crate::model::Matrix;
@@ -25,42 +31,55 @@ const ROWS: usize = 8;
 const CHUNK: usize = 64;
 /// Tokens of a tile at once: four accumulators and four integer sums beside the weights fill the sixteen registers.
 const STRIP: usize = 4;
-/// How far ahead of the current panel memory is asked for. 32 KB into the L2 cache doubles the rate of cold reads.
-const PREFETCH_BYTES: usize = 32 << 10;
 
 /// `Kernels::matmul_quantized`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
+pub fn matmul_quantized(
+    w: &Matrix,
+    rows: Range<usize>,
+    x: &[QuantTile],
+    next: &[u8],
+    out: &mut ColumnBlock,
+    column: usize,
+) {
     assert!(rows.end <= w.rows && x.iter().all(|x| x.capacity() >= w.cols), "shapes");
     assert!(!x.is_empty(), "no tokens");
     // SAFETY: the shapes were checked above, and each type is read by its own blocks.
     unsafe {
         match w.dtype {
-            DType::Q4_0 => matmul::<Q4_0>(w, rows, x, out, column),
-            DType::Q4_1 => matmul::<Q4_1>(w, rows, x, out, column),
-            DType::Q5_0 => matmul::<Q5_0>(w, rows, x, out, column),
-            DType::Q5_1 => matmul::<Q5_1>(w, rows, x, out, column),
-            DType::Q8_0 => matmul::<Q8_0>(w, rows, x, out, column),
-            DType::Q2_K => matmul::<Q2K>(w, rows, x, out, column),
-            DType::Q3_K => matmul::<Q3K>(w, rows, x, out, column),
-            DType::Q4_K => matmul::<Q4K>(w, rows, x, out, column),
-            DType::Q5_K => matmul::<Q5K>(w, rows, x, out, column),
-            DType::Q6_K => matmul::<Q6K>(w, rows, x, out, column),
-            DType::IQ4_NL => matmul::<Iq4Nl>(w, rows, x, out, column),
-            DType::IQ4_XS => matmul::<Iq4Xs>(w, rows, x, out, column),
-            DType::MXFP4 => matmul::<Mxfp4>(w, rows, x, out, column),
+            DType::Q4_0 => matmul::<Q4_0>(w, rows, x, next, out, column),
+            DType::Q4_1 => matmul::<Q4_1>(w, rows, x, next, out, column),
+            DType::Q5_0 => matmul::<Q5_0>(w, rows, x, next, out, column),
+            DType::Q5_1 => matmul::<Q5_1>(w, rows, x, next, out, column),
+            DType::Q8_0 => matmul::<Q8_0>(w, rows, x, next, out, column),
+            DType::Q2_K => matmul::<Q2K>(w, rows, x, next, out, column),
+            DType::Q3_K => matmul::<Q3K>(w, rows, x, next, out, column),
+            DType::Q4_K => matmul::<Q4K>(w, rows, x, next, out, column),
+            DType::Q5_K => matmul::<Q5K>(w, rows, x, next, out, column),
+            DType::Q6_K => matmul::<Q6K>(w, rows, x, next, out, column),
+            DType::IQ4_NL => matmul::<Iq4Nl>(w, rows, x, next, out, column),
+            DType::IQ4_XS => matmul::<Iq4Xs>(w, rows, x, next, out, column),
+            DType::MXFP4 => matmul::<Mxfp4>(w, rows, x, next, out, column),
             DType::F32 | DType::F16 | DType::BF16 => panic!("only quantized matrices come here"),
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn matmul<B: Blocks>(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
+unsafe fn matmul<B: Blocks>(
+    w: &Matrix,
+    rows: Range<usize>,
+    x: &[QuantTile],
+    next: &[u8],
+    out: &mut ColumnBlock,
+    column: usize,
+) {
     let is_one_token = x.len() == 1 && x[0].width() == 1;
+    let ahead = Ahead::new(w.rows_data(rows.clone()), next);
     let mut panel = MaybeUninit::<Panel>::uninit();
     for start in rows.clone().step_by(ROWS) {
         let n = ROWS.min(rows.end - start);
-        let row = PanelRows::new(w, start, n);
+        let row = PanelRows::new(w, start, n, ahead);
         let columns = column + start - rows.start..column + start - rows.start + n;
         // SAFETY: `row` points to whole rows of `w`, whose type is B's.
         unsafe {
@@ -100,6 +119,7 @@ fn load(cells: &[f32]) -> __m256 {
 struct PanelRows {
     rows: [*const u8; ROWS],
     groups: usize,
+    ahead: Ahead,
 }
 
 /// Scales of one group of eight rows, by `Form`. Integer scales are small enough that their products with sums are exact
@@ -140,12 +160,12 @@ const fn words_of<B: Blocks>() -> usize {
 }
 
 impl PanelRows {
-    fn new(w: &Matrix, start: usize, n: usize) -> PanelRows {
+    fn new(w: &Matrix, start: usize, n: usize, ahead: Ahead) -> PanelRows {
         let rows = std::array::from_fn(|r| {
             let row = start + r.min(n - 1);
             w.rows_data(row..row + 1).as_ptr()
         });
-        PanelRows { rows, groups: w.cols / GROUP }
+        PanelRows { rows, groups: w.cols / GROUP, ahead }
     }
 
     /// The block of row `r` that holds group `g`, and the group's number in it.
@@ -239,7 +259,7 @@ impl PanelRows {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn prefetch<B: Blocks>(&self, g: usize) {
         let group_bytes = B::BYTES * GROUP / B::DTYPE.block_elements();
-        let ahead = self.rows[0].wrapping_add(PREFETCH_BYTES + g * group_bytes * ROWS);
+        let ahead = self.ahead.of(self.rows[0].wrapping_add(g * group_bytes * ROWS));
         for line in (0..4 * group_bytes * ROWS).step_by(64) {
             _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line).cast());
         }
@@ -500,7 +520,7 @@ unsafe fn dot<const WORDS: usize, const N: usize>(
                 continue;
             }
             let pairs = _mm256_maddubs_epi16(w[k], x);
-            words[t] = if step % WORDS == 0 { pairs } else { _mm256_add_epi16(words[t], pairs) };
+            words[t] = if step.is_multiple_of(WORDS) { pairs } else { _mm256_add_epi16(words[t], pairs) };
             if step % WORDS == WORDS - 1 {
                 let quads = widen(words[t]);
                 sums[t] = if step < WORDS { quads } else { _mm256_add_epi32(sums[t], quads) };

@@ -5,6 +5,11 @@
 //! queries (24 operations per 16 x 16 bytes), then every query takes head_dim / 4 multiply-adds for sixteen keys.
 //! Values: per key and 64 elements four loads for four queries, 16 FMAs, sums in registers over the page.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "constant ranges unroll, and iterators over several arrays do not read better"
+)]
+
 use std::arch::x86_64::*;
 
 use super::super::avx2::{float, rows};

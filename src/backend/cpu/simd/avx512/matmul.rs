@@ -9,12 +9,18 @@
 //! Inner loops are over constant ranges and raw pointers, without closures in iterator adaptors: those are compiled
 //! without the instruction set, are not inlined, and cost a third of the speed.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "constant ranges unroll, and iterators over several arrays do not read better"
+)]
+
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::blocks::{Column, LaneScales, ROWS, Wide, transpose};
 use crate::backend::cpu::simd::avx2;
+use crate::backend::cpu::simd::avx2::Ahead;
 use crate::backend::cpu::simd::avx2::blocks::{
     Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
 };
@@ -25,14 +31,19 @@ use crate::quant::{DType, Form, GROUP};
 
 /// Groups per panel chunk: 32 KB of elements.
 const CHUNK: usize = 64;
-/// How far ahead of the current panel memory is asked for.
-const PREFETCH_BYTES: usize = 32 << 10;
 /// Fewest groups in a row: the units of legacy types are four.
 const MIN_GROUPS: usize = 4;
 
 /// `Kernels::matmul_quantized`. Rows beyond a multiple of sixteen, and very short ones, go the AVX2 way: same bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
+pub fn matmul_quantized(
+    w: &Matrix,
+    rows: Range<usize>,
+    x: &[QuantTile],
+    next: &[u8],
+    out: &mut ColumnBlock,
+    column: usize,
+) {
     assert!(rows.end <= w.rows && x.iter().all(|x| x.capacity() >= w.cols), "shapes");
     let wide = if w.cols / GROUP < MIN_GROUPS { 0 } else { rows.len() - rows.len() % ROWS };
     let whole = rows.start..rows.start + wide;
@@ -40,34 +51,42 @@ pub fn matmul_quantized(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &m
     // SAFETY: the shapes were checked above, and each type is read by its own blocks.
     unsafe {
         match w.dtype {
-            DType::Q4_0 => matmul::<Q4_0>(w, whole, x, out, column),
-            DType::Q4_1 => matmul::<Q4_1>(w, whole, x, out, column),
-            DType::Q5_0 => matmul::<Q5_0>(w, whole, x, out, column),
-            DType::Q5_1 => matmul::<Q5_1>(w, whole, x, out, column),
-            DType::Q8_0 => matmul::<Q8_0>(w, whole, x, out, column),
-            DType::Q2_K => matmul::<Q2K>(w, whole, x, out, column),
-            DType::Q3_K => matmul::<Q3K>(w, whole, x, out, column),
-            DType::Q4_K => matmul::<Q4K>(w, whole, x, out, column),
-            DType::Q5_K => matmul::<Q5K>(w, whole, x, out, column),
-            DType::Q6_K => matmul::<Q6K>(w, whole, x, out, column),
-            DType::IQ4_NL => matmul::<Iq4Nl>(w, whole, x, out, column),
-            DType::IQ4_XS => matmul::<Iq4Xs>(w, whole, x, out, column),
-            DType::MXFP4 => matmul::<Mxfp4>(w, whole, x, out, column),
+            DType::Q4_0 => matmul::<Q4_0>(w, whole, x, next, out, column),
+            DType::Q4_1 => matmul::<Q4_1>(w, whole, x, next, out, column),
+            DType::Q5_0 => matmul::<Q5_0>(w, whole, x, next, out, column),
+            DType::Q5_1 => matmul::<Q5_1>(w, whole, x, next, out, column),
+            DType::Q8_0 => matmul::<Q8_0>(w, whole, x, next, out, column),
+            DType::Q2_K => matmul::<Q2K>(w, whole, x, next, out, column),
+            DType::Q3_K => matmul::<Q3K>(w, whole, x, next, out, column),
+            DType::Q4_K => matmul::<Q4K>(w, whole, x, next, out, column),
+            DType::Q5_K => matmul::<Q5K>(w, whole, x, next, out, column),
+            DType::Q6_K => matmul::<Q6K>(w, whole, x, next, out, column),
+            DType::IQ4_NL => matmul::<Iq4Nl>(w, whole, x, next, out, column),
+            DType::IQ4_XS => matmul::<Iq4Xs>(w, whole, x, next, out, column),
+            DType::MXFP4 => matmul::<Mxfp4>(w, whole, x, next, out, column),
             DType::F32 | DType::F16 | DType::BF16 => panic!("only quantized matrices come here"),
         }
     }
     if !rest.0.is_empty() {
-        avx2::matmul::matmul_quantized(w, rest.0, x, out, rest.1);
+        avx2::matmul::matmul_quantized(w, rest.0, x, next, out, rest.1);
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn matmul<B: Wide>(w: &Matrix, rows: Range<usize>, x: &[QuantTile], out: &mut ColumnBlock, column: usize) {
+unsafe fn matmul<B: Wide>(
+    w: &Matrix,
+    rows: Range<usize>,
+    x: &[QuantTile],
+    next: &[u8],
+    out: &mut ColumnBlock,
+    column: usize,
+) {
     let is_one_token = x.len() == 1 && x[0].width() == 1;
+    let ahead = Ahead::new(w.rows_data(rows.clone()), next);
     let mut panel = MaybeUninit::<Panel>::uninit();
     for start in rows.clone().step_by(ROWS) {
         let data = w.rows_data(start..start + ROWS);
-        let rows16 = Rows { first: data.as_ptr(), stride: w.row_bytes(), groups: w.cols / GROUP };
+        let rows16 = Rows { first: data.as_ptr(), stride: w.row_bytes(), groups: w.cols / GROUP, ahead };
         let columns = column + start - rows.start..column + start - rows.start + ROWS;
         // SAFETY: `rows16` are sixteen whole rows of B's type.
         unsafe {
@@ -90,6 +109,7 @@ struct Rows {
     first: *const u8,
     stride: usize,
     groups: usize,
+    ahead: Ahead,
 }
 
 /// Whether the halves of a group have scales of their own.
@@ -161,11 +181,29 @@ impl Rows {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     fn prefetch<B: Wide>(&self, g: usize) {
         let (group_elements, block) = (GROUP * ROWS, B::DTYPE.block_elements());
-        let ahead = self.first.wrapping_add(PREFETCH_BYTES + g * group_elements * B::BYTES / block);
+        let ahead = self.ahead.of(self.first.wrapping_add(g * group_elements * B::BYTES / block));
         let mut line = 0;
         while line < B::UNIT * group_elements * B::BYTES / block {
             _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line).cast());
             line += 64;
+        }
+    }
+
+    /// Asks for the chunk that starts at group `g`, or for the first one of the next rows.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn prefetch_chunk<B: Wide>(&self, g: usize) {
+        let bytes_of = |groups: usize| groups * GROUP * B::BYTES / B::DTYPE.block_elements();
+        let (first, groups) = match self.groups - g {
+            0 => (self.first.wrapping_add(ROWS * self.stride), self.groups.min(CHUNK)),
+            left => (self.first.wrapping_add(bytes_of(g)), left.min(CHUNK)),
+        };
+        for r in 0..ROWS {
+            let mut at = 0;
+            while at < bytes_of(groups) {
+                _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(r * self.stride + at).cast());
+                at += 64;
+            }
         }
     }
 
@@ -184,6 +222,7 @@ impl Rows {
             let groups = first..self.groups.min(first + CHUNK);
             // SAFETY: the groups exist in every row, and fill the first entries of the panel.
             unsafe { unpack::<B>(panel, self, groups.clone()) };
+            self.prefetch_chunk::<B>(groups.end);
             let mut token = 0;
             for tile in x {
                 let mut sums = [_mm512_setzero_ps(); TILE];

@@ -21,7 +21,9 @@ pub fn kernels() -> Option<&'static Kernels> {
 static KERNELS: Kernels = Kernels {
     name: "avx512",
     // SAFETY: `KERNELS` is reachable only through `kernels()`, which has checked the CPU.
-    matmul_quantized: |w, rows, x, out, column| unsafe { matmul::matmul_quantized(w, rows, x, out, column) },
+    matmul_quantized: |w, rows, x, next, out, column| unsafe {
+        matmul::matmul_quantized(w, rows, x, next, out, column)
+    },
     // SAFETY: as above.
     scores: |queries, k_rows, n, scale, out| unsafe { attention::scores(queries, k_rows, n, scale, out) },
     scores_int8: |queries, q_scales, k_rows, k_scales, n, out| {

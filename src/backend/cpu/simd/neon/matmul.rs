@@ -348,7 +348,7 @@ struct Factors<'a, const N: usize> {
 }
 
 impl<const N: usize> Factors<'_, N> {
-    #[inline]
+    #[inline(always)]
     fn new(x: &QuantTile, g: usize, first: usize) -> Factors<'_, N> {
         const WHY: &str = "the tile has these tokens";
         let half = |half: usize| x.half_sums(g, half)[first..].first_chunk().expect(WHY);

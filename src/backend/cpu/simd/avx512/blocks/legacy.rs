@@ -1,5 +1,10 @@
 //! Types of 32 elements a block: four blocks make a unit, whose scales come out of one or two loads a row.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "constant ranges unroll, and iterators over several arrays do not read better"
+)]
+
 use std::arch::x86_64::*;
 
 use super::super::super::avx2::blocks::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
