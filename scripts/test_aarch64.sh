@@ -24,7 +24,8 @@ else
     command -v qemu-aarch64-static >/dev/null || missing+=(qemu-user-static)
     if [ "${#missing[@]}" -gt 0 ]; then
         if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-            apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
+            apt-get update -q
+            DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
         else
             fail "these are missing: ${missing[*]} (Debian package names)"
         fi
@@ -49,7 +50,9 @@ for cpu in "${cpus[@]}"; do
     check --lib simd
     echo "== ${cpu:-this CPU}: the bits of x86-64"
     check --test logit_hashes
-    echo "== ${cpu:-this CPU}: the arithmetic contract (without the default model: hours under emulation)"
-    check --test contract -- --skip the_default_model_keeps_the_contract
+    # Left out: what emulation makes take many minutes. The hashes say more than the first, the second needs a real model.
+    echo "== ${cpu:-this CPU}: chunks, block numbers and batch mates"
+    check --test contract -- --skip every_table_and_thread_count_gives_the_bits_of_scalar_code \
+        --skip the_default_model_keeps_the_contract
 done
 echo "all passed in $SECONDS s"

@@ -1,5 +1,6 @@
 //! Tables of kernels, one per instruction set, chosen once at start. Every table gives the bits of `scalar`.
 
+mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -18,6 +19,7 @@ use crate::kv::layout::KvType;
 use crate::model::Matrix;
 use crate::quant::activation::QuantTile;
 
+use ahead::Ahead;
 pub use peaks::{Peaks, peaks};
 pub use scalar::exp;
 

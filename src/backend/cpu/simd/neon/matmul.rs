@@ -5,9 +5,15 @@
 //! unpack a panel of 8 rows x up to 32 groups once and use it for all of them: per group and token 16 `sdot`, each of four
 //! rows by four bytes that are taken from a lane. Both operands are signed, so nothing is biased.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "constant ranges unroll, and iterators over several arrays do not read better"
+)]
+
 use std::arch::aarch64::*;
 use std::ops::Range;
 
+use super::Ahead;
 use super::blocks::*;
 use super::dot::Dot;
 use super::rows::{prefetch_line, widen_halfs};
@@ -22,8 +28,6 @@ const ROWS: usize = 8;
 const CHUNK: usize = 32;
 /// Tokens of a tile at once: the quads of four fill a register; their accumulators and integer sums sixteen.
 const STRIP: usize = 4;
-/// How far ahead of the current panel memory is asked for, as for AVX2.
-const PREFETCH_BYTES: usize = 32 << 10;
 
 /// Eight rows in lanes.
 type Floats = [float32x4_t; 2];
@@ -38,6 +42,7 @@ pub unsafe fn matmul_quantized<D: Dot>(
     w: &Matrix,
     rows: Range<usize>,
     x: &[QuantTile],
+    next: &[u8],
     out: &mut ColumnBlock,
     column: usize,
 ) {
@@ -46,19 +51,19 @@ pub unsafe fn matmul_quantized<D: Dot>(
     // SAFETY: the shapes were checked above, each type is read by its own blocks; the instruction by the caller's promise.
     unsafe {
         match w.dtype {
-            DType::Q4_0 => matmul::<D, Q4_0>(w, rows, x, out, column),
-            DType::Q4_1 => matmul::<D, Q4_1>(w, rows, x, out, column),
-            DType::Q5_0 => matmul::<D, Q5_0>(w, rows, x, out, column),
-            DType::Q5_1 => matmul::<D, Q5_1>(w, rows, x, out, column),
-            DType::Q8_0 => matmul::<D, Q8_0>(w, rows, x, out, column),
-            DType::Q2_K => matmul::<D, Q2K>(w, rows, x, out, column),
-            DType::Q3_K => matmul::<D, Q3K>(w, rows, x, out, column),
-            DType::Q4_K => matmul::<D, Q4K>(w, rows, x, out, column),
-            DType::Q5_K => matmul::<D, Q5K>(w, rows, x, out, column),
-            DType::Q6_K => matmul::<D, Q6K>(w, rows, x, out, column),
-            DType::IQ4_NL => matmul::<D, Iq4Nl>(w, rows, x, out, column),
-            DType::IQ4_XS => matmul::<D, Iq4Xs>(w, rows, x, out, column),
-            DType::MXFP4 => matmul::<D, Mxfp4>(w, rows, x, out, column),
+            DType::Q4_0 => matmul::<D, Q4_0>(w, rows, x, next, out, column),
+            DType::Q4_1 => matmul::<D, Q4_1>(w, rows, x, next, out, column),
+            DType::Q5_0 => matmul::<D, Q5_0>(w, rows, x, next, out, column),
+            DType::Q5_1 => matmul::<D, Q5_1>(w, rows, x, next, out, column),
+            DType::Q8_0 => matmul::<D, Q8_0>(w, rows, x, next, out, column),
+            DType::Q2_K => matmul::<D, Q2K>(w, rows, x, next, out, column),
+            DType::Q3_K => matmul::<D, Q3K>(w, rows, x, next, out, column),
+            DType::Q4_K => matmul::<D, Q4K>(w, rows, x, next, out, column),
+            DType::Q5_K => matmul::<D, Q5K>(w, rows, x, next, out, column),
+            DType::Q6_K => matmul::<D, Q6K>(w, rows, x, next, out, column),
+            DType::IQ4_NL => matmul::<D, Iq4Nl>(w, rows, x, next, out, column),
+            DType::IQ4_XS => matmul::<D, Iq4Xs>(w, rows, x, next, out, column),
+            DType::MXFP4 => matmul::<D, Mxfp4>(w, rows, x, next, out, column),
             DType::F32 | DType::F16 | DType::BF16 => panic!("only quantized matrices come here"),
         }
     }
@@ -69,14 +74,16 @@ unsafe fn matmul<D: Dot, B: Blocks>(
     w: &Matrix,
     rows: Range<usize>,
     x: &[QuantTile],
+    next: &[u8],
     out: &mut ColumnBlock,
     column: usize,
 ) {
     let is_one_token = x.len() == 1 && x[0].width() == 1;
+    let ahead = Ahead::new(w.rows_data(rows.clone()), next);
     let mut panel = (!is_one_token).then(|| Panel::new());
     for start in rows.clone().step_by(ROWS) {
         let n = ROWS.min(rows.end - start);
-        let row = PanelRows::new(w, start, n);
+        let row = PanelRows::new(w, start, n, ahead);
         let columns = column + start - rows.start..column + start - rows.start + n;
         // SAFETY: `row` points to whole rows of `w`, whose type is B's.
         unsafe {
@@ -156,15 +163,16 @@ const fn has_min<B: Blocks>() -> bool {
 struct PanelRows {
     rows: [*const u8; ROWS],
     groups: usize,
+    ahead: Ahead,
 }
 
 impl PanelRows {
-    fn new(w: &Matrix, start: usize, n: usize) -> PanelRows {
+    fn new(w: &Matrix, start: usize, n: usize, ahead: Ahead) -> PanelRows {
         let rows = std::array::from_fn(|r| {
             let row = start + r.min(n - 1);
             w.rows_data(row..row + 1).as_ptr()
         });
-        PanelRows { rows, groups: w.cols / GROUP }
+        PanelRows { rows, groups: w.cols / GROUP, ahead }
     }
 
     /// The block of row `r` that holds group `g`, and the group's number in it.
@@ -263,7 +271,7 @@ impl PanelRows {
     #[inline]
     fn prefetch<B: Blocks>(&self, g: usize) {
         let group_bytes = B::BYTES * GROUP / B::DTYPE.block_elements();
-        let ahead = self.rows[0].wrapping_add(PREFETCH_BYTES + g * group_bytes * ROWS);
+        let ahead = self.ahead.of(self.rows[0].wrapping_add(g * group_bytes * ROWS));
         for line in (0..4 * group_bytes * ROWS).step_by(64) {
             prefetch_line(ahead.wrapping_add(line));
         }

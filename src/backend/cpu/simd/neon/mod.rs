@@ -13,7 +13,7 @@ mod rows;
 
 use std::arch::is_aarch64_feature_detected;
 
-use super::{Kernels, scalar};
+use super::{Ahead, Kernels, scalar};
 use dot::{Dot, Sdot, Widening};
 
 pub use peaks::peaks;
@@ -34,7 +34,9 @@ const fn table<D: Dot>() -> Kernels {
         // SAFETY: see above.
         quantize: |x, tile, token| unsafe { float::quantize(x, tile, token) },
         // SAFETY: see above.
-        matmul_quantized: |w, rows, x, out, column| unsafe { matmul::matmul_quantized::<D>(w, rows, x, out, column) },
+        matmul_quantized: |w, rows, x, next, out, column| unsafe {
+            matmul::matmul_quantized::<D>(w, rows, x, next, out, column)
+        },
         // SAFETY: see above.
         matmul_float: |w, rows, x, out, column| {
             super::float_rows(w, rows, x, out, column, |a, b| unsafe { attention::dot(a, b) });
