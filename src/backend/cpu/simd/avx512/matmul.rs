@@ -155,12 +155,14 @@ impl Rows {
         let mut g = 0;
         while g < self.groups {
             let (column, base) = self.unit::<B>(g);
-            self.prefetch::<B>(g);
+            let unit_bytes = base * GROUP * ROWS * B::BYTES / B::DTYPE.block_elements();
+            let ahead = self.ahead.of(self.first.wrapping_add(unit_bytes));
             // SAFETY: the column lies in the rows.
             let head = unsafe { B::head(column) };
             macro_rules! step {
                 ($j:literal) => {
                     if base + $j >= g {
+                        Rows::prefetch::<B, $j>(ahead);
                         // SAFETY: as above; the group exists in `x`.
                         unsafe {
                             let scales = B::lane_scales::<$j>(&head);
@@ -176,16 +178,16 @@ impl Rows {
         acc
     }
 
-    /// Asks for the bytes one prefetch distance after the unit of group `g` of the panel.
+    /// Asks for as many bytes as group `J` of a unit takes, one prefetch distance after the unit, which starts at `ahead`
+    /// less that distance. Little by little: all at once would fill the queue of the L1 cache.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    fn prefetch<B: Wide>(&self, g: usize) {
-        let (group_elements, block) = (GROUP * ROWS, B::DTYPE.block_elements());
-        let ahead = self.ahead.of(self.first.wrapping_add(g * group_elements * B::BYTES / block));
-        let mut line = 0;
-        while line < B::UNIT * group_elements * B::BYTES / block {
-            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line).cast());
-            line += 64;
+    fn prefetch<B: Wide, const J: usize>(ahead: *const u8) {
+        let bytes_of = |groups: usize| groups * GROUP * ROWS * B::BYTES / B::DTYPE.block_elements();
+        let mut line = bytes_of(J).div_ceil(64);
+        while line < bytes_of(J + 1).div_ceil(64) {
+            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(64 * line).cast());
+            line += 1;
         }
     }
 
