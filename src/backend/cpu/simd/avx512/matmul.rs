@@ -155,12 +155,14 @@ impl Rows {
         let mut g = 0;
         while g < self.groups {
             let (column, base) = self.unit::<B>(g);
-            self.prefetch::<B>(g);
+            let unit_bytes = base * GROUP * ROWS * B::BYTES / B::DTYPE.block_elements();
+            let ahead = self.ahead.of(self.first.wrapping_add(unit_bytes));
             // SAFETY: the column lies in the rows.
             let head = unsafe { B::head(column) };
             macro_rules! step {
                 ($j:literal) => {
                     if base + $j >= g {
+                        Rows::prefetch::<B, $j>(ahead);
                         // SAFETY: as above; the group exists in `x`.
                         unsafe {
                             let scales = B::lane_scales::<$j>(&head);
@@ -176,16 +178,16 @@ impl Rows {
         acc
     }
 
-    /// Asks for the bytes one prefetch distance after the unit of group `g` of the panel.
+    /// Asks for as many bytes as group `J` of a unit takes, one prefetch distance after the unit, which starts at `ahead`
+    /// less that distance. Little by little: all at once would fill the queue of the L1 cache.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    fn prefetch<B: Wide>(&self, g: usize) {
-        let (group_elements, block) = (GROUP * ROWS, B::DTYPE.block_elements());
-        let ahead = self.ahead.of(self.first.wrapping_add(g * group_elements * B::BYTES / block));
-        let mut line = 0;
-        while line < B::UNIT * group_elements * B::BYTES / block {
-            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line).cast());
-            line += 64;
+    fn prefetch<B: Wide, const J: usize>(ahead: *const u8) {
+        let bytes_of = |groups: usize| groups * GROUP * ROWS * B::BYTES / B::DTYPE.block_elements();
+        let mut line = bytes_of(J).div_ceil(64);
+        while line < bytes_of(J + 1).div_ceil(64) {
+            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(64 * line).cast());
+            line += 1;
         }
     }
 
@@ -521,8 +523,34 @@ unsafe fn dot<const MIN: bool, const N: usize>(
             let x = _mm512_set1_epi32(unsafe { q.add(k * N + t).read_unaligned() });
             sums[t] = _mm512_dpbusd_epi32(sums[t], w, x);
         }
+        if N == TILE {
+            keep_order(&mut sums);
+        }
     }
     sums
+}
+
+/// No instruction, but a point that all sums have to pass together. Without it the compiler brings the eight multiply-adds
+/// of a token together to save registers; each waits five cycles for the one before, and the queue in front of the units is
+/// too short to find enough others.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn keep_order<const N: usize>(s: &mut [__m512i; N]) {
+    // SAFETY: an empty text, which changes nothing.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} {1} {2} {3} {4} {5} {6} {7} */",
+            inout(zmm_reg) s[0],
+            inout(zmm_reg) s[1],
+            inout(zmm_reg) s[2],
+            inout(zmm_reg) s[3],
+            inout(zmm_reg) s[4],
+            inout(zmm_reg) s[5],
+            inout(zmm_reg) s[6],
+            inout(zmm_reg) s[7],
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
 }
 
 /// Sixteen scales of a panel.

@@ -27,6 +27,29 @@ const fn second<const BYTES: usize>() -> usize {
     if last < 64 { last } else { 64 }
 }
 
+/// Words `index` of 64 bytes where `mask` is set, `otherwise` elsewhere: one operation by hand, for which the compiler takes
+/// the two-source shuffle of three.
+///
+/// # Safety
+/// 64 bytes can be read at `from`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn pick_words(otherwise: __m512i, mask: __mmask32, index: __m512i, from: *const u8) -> __m512i {
+    let mut words = otherwise;
+    // SAFETY: reads the caller's bytes, writes one register.
+    unsafe {
+        std::arch::asm!(
+            "vpermw {words}{{{mask}}}, {index}, zmmword ptr [{from}]",
+            words = inout(zmm_reg) words,
+            mask = in(kreg) mask,
+            index = in(zmm_reg) index,
+            from = in(reg) from,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    words
+}
+
 /// The f16 at the start of four blocks of sixteen rows: a shuffle per row puts its four words into one qword.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
@@ -47,8 +70,8 @@ unsafe fn scales4<const BYTES: usize>(column: Column) -> [__m512; BLOCKS] {
         unsafe {
             let (a, b) = (column.first.add(r * column.stride), column.first.add((r + 8) * column.stride));
             if 3 * BYTES + 2 <= 64 {
-                low = _mm512_mask_permutexvar_epi16(low, own, index, _mm512_loadu_si512(a.cast()));
-                high = _mm512_mask_permutexvar_epi16(high, own, index, _mm512_loadu_si512(b.cast()));
+                low = pick_words(low, own, index, a);
+                high = pick_words(high, own, index, b);
             } else {
                 let pick = |row: *const u8| {
                     let (first, second) = (row.cast(), row.add(const { second::<BYTES>() }).cast());
