@@ -305,6 +305,7 @@ pub enum SimdName {
     Scalar,
     Avx2,
     Avx512,
+    Neon,
 }
 
 impl From<SimdName> for Simd {
@@ -313,6 +314,7 @@ impl From<SimdName> for Simd {
             SimdName::Scalar => Simd::Scalar,
             SimdName::Avx2 => Simd::Avx2,
             SimdName::Avx512 => Simd::Avx512,
+            SimdName::Neon => Simd::Neon,
         }
     }
 }

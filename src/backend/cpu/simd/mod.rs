@@ -1,9 +1,12 @@
 //! Tables of kernels, one per instruction set, chosen once at start. Every table gives the bits of `scalar`.
 
+mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod peaks;
 mod scalar;
 
@@ -16,6 +19,7 @@ use crate::kv::layout::KvType;
 use crate::model::Matrix;
 use crate::quant::activation::QuantTile;
 
+use ahead::Ahead;
 pub use peaks::{Peaks, peaks};
 pub use scalar::exp;
 
@@ -32,16 +36,19 @@ pub enum Simd {
     Avx2,
     /// With VNNI.
     Avx512,
+    /// Of AArch64, with `sdot` where the CPU has it.
+    Neon,
 }
 
 impl Simd {
-    pub const ALL: [Simd; 3] = [Simd::Scalar, Simd::Avx2, Simd::Avx512];
+    pub const ALL: [Simd; 4] = [Simd::Scalar, Simd::Avx2, Simd::Avx512, Simd::Neon];
 
     pub const fn name(self) -> &'static str {
         match self {
             Simd::Scalar => "scalar",
             Simd::Avx2 => "avx2",
             Simd::Avx512 => "avx512",
+            Simd::Neon => "neon",
         }
     }
 
@@ -59,6 +66,10 @@ impl Simd {
             Simd::Avx512 => avx512::kernels(),
             #[cfg(not(target_arch = "x86_64"))]
             Simd::Avx2 | Simd::Avx512 => None,
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon => neon::kernels(),
+            #[cfg(not(target_arch = "aarch64"))]
+            Simd::Neon => None,
         }
     }
 }

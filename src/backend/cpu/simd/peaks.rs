@@ -10,7 +10,7 @@ const PREFETCH_BYTES: usize = 32 << 10;
 /// Bytes summed between two looks ahead.
 const STEP: usize = 256;
 /// Independent chains of one instruction, so that its latency does not show.
-const CHAINS: usize = 12;
+pub const CHAINS: usize = 12;
 
 /// Loops of the instruction set of a table. Each returns a number that depends on all of its work.
 pub struct Peaks {
@@ -33,11 +33,15 @@ pub fn peaks(asked: Option<Simd>) -> anyhow::Result<(&'static str, Peaks)> {
         "avx2" => return Ok((name, x86::avx2())),
         _ => {}
     }
+    #[cfg(target_arch = "aarch64")]
+    if name == Simd::Neon.name() {
+        return Ok((name, super::neon::peaks()));
+    }
     Ok((name, PLAIN))
 }
 
 /// The compiler's best for a processor it knows nothing of: the bytes lie in the L1 cache, as plain loops need them.
-const PLAIN: Peaks = Peaks {
+pub const PLAIN: Peaks = Peaks {
     read: |bytes| sum(bytes, |_| ()),
     int8: plain_int8,
     int8_ops_per_round: 2 * PLAIN_LEN,
@@ -69,7 +73,7 @@ fn plain_float(rounds: usize) -> u64 {
 
 /// The sum of the whole words of `bytes`; `look_ahead` gets an address for each cache line, which may lie behind the end.
 #[inline(always)]
-fn sum(bytes: &[u8], look_ahead: impl Fn(*const u8)) -> u64 {
+pub fn sum(bytes: &[u8], look_ahead: impl Fn(*const u8)) -> u64 {
     let mut sums = [0u64; STEP / 8];
     let (steps, rest) = bytes.as_chunks::<STEP>();
     for step in steps {

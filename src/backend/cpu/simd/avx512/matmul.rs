@@ -19,8 +19,8 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::blocks::{Column, LaneScales, ROWS, Wide, transpose};
+use crate::backend::cpu::simd::Ahead;
 use crate::backend::cpu::simd::avx2;
-use crate::backend::cpu::simd::avx2::Ahead;
 use crate::backend::cpu::simd::avx2::blocks::{
     Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
 };
