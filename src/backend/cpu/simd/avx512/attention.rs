@@ -11,6 +11,7 @@
 )]
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use super::super::avx2::{float, rows};
 use super::super::scalar::{EXP_HIGH, EXP_LOW, EXP_SERIES, LN2_HIGH, LN2_LOW};
@@ -100,7 +101,7 @@ pub fn scores_int8(queries: &Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_sca
         return rows::scores(queries, q_scales, k_rows, k_scales, n, out);
     }
     // [element / 4][key][4], unsigned by BIAS
-    let mut keys = [_mm512_setzero_si512(); MAX_HEAD / 4];
+    let mut keys = [const { MaybeUninit::<__m512i>::uninit() }; MAX_HEAD / 4];
     let flip = _mm512_set1_epi8(-128);
     for part in 0..head_dim / LANES {
         let mut rows = [_mm512_setzero_si512(); 4];
@@ -115,19 +116,24 @@ pub fn scores_int8(queries: &Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_sca
         }
         let quads = transpose(rows);
         for i in 0..4 {
-            keys[4 * part + i] = _mm512_xor_si512(quads[i], flip);
+            keys[4 * part + i].write(_mm512_xor_si512(quads[i], flip));
         }
     }
     // SAFETY: sixteen f16.
     let k_scale = _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(k_scales.as_ptr().cast()) });
     for ((query, q_scale), out) in queries.each().zip(q_scales).zip(out.chunks_mut(SPAN_TOKENS)) {
-        let mut dots = [_mm512_set1_epi32(-BIAS * sum(query)), _mm512_setzero_si512()];
-        for quad in 0..head_dim / 4 {
-            // SAFETY: four bytes of the query.
-            let q = unsafe { query.as_ptr().add(4 * quad).cast::<i32>().read_unaligned() };
-            dots[quad % 2] = _mm512_dpbusd_epi32(dots[quad % 2], keys[quad], _mm512_set1_epi32(q));
+        let mut dots = [_mm512_setzero_si512(); 4];
+        for part in 0..head_dim / LANES {
+            for i in 0..4 {
+                let quad = 4 * part + i;
+                // SAFETY: four bytes of the query; keys of this head's length were written.
+                let (q, keys) =
+                    unsafe { (query.as_ptr().add(4 * quad).cast::<i32>().read_unaligned(), keys[quad].assume_init()) };
+                dots[i] = _mm512_dpbusd_epi32(dots[i], keys, _mm512_set1_epi32(q));
+            }
         }
-        let dots = _mm512_cvtepi32_ps(_mm512_add_epi32(dots[0], dots[1]));
+        let dots = _mm512_add_epi32(_mm512_add_epi32(dots[0], dots[1]), _mm512_add_epi32(dots[2], dots[3]));
+        let dots = _mm512_cvtepi32_ps(_mm512_add_epi32(dots, _mm512_set1_epi32(-BIAS * sum(query))));
         let scores = _mm512_mul_ps(dots, _mm512_mul_ps(_mm512_set1_ps(*q_scale), k_scale));
         // SAFETY: `n` scores.
         unsafe { _mm512_mask_storeu_ps(out[..n].as_mut_ptr(), first(n), scores) };
