@@ -203,9 +203,12 @@ fn files_that_are_no_reports_are_refused_before_anything_is_measured() {
         let mut test = test.clone();
         test["tokens_per_second"] = json!(speed);
         let machine = json!({"cpu": "x", "threads": 1, "simd": "scalar"});
-        json!({"sayfa": "0", "machine": machine, "model": {"name": "x", "activations": "int8"}, "tests": [test]})
+        let model =
+            json!({"name": "a|b\u{1b}[31m", "activations": "int8", "weights_bytes_per_token": 1, "batch_tokens": 7});
+        json!({"sayfa": "0", "machine": machine, "model": model, "tests": [test]})
     };
-    let none = json!({"sayfa": "0", "machine": {"cpu": "x", "threads": 1, "simd": "y"}, "model": {"name": "x", "activations": "int8"}, "tests": []});
+    let mut none = with_speed(1.0);
+    none["tests"] = json!([]);
     let foreign = ["", "{", "[]", "{\"tests\": []}", "\u{7f}ELF", "{\"tests\": [{\"name\": \"decode\"}]}"];
     let foreign =
         foreign.map(str::to_string).into_iter().chain([with_speed(0.0), with_speed(-1.0), none].map(|v| v.to_string()));
@@ -216,7 +219,23 @@ fn files_that_are_no_reports_are_refused_before_anything_is_measured() {
     fs::write(&file, b"\xff\xfe").unwrap();
     assert_refused(&args, 1, &["--compare", "other.json"]);
     fs::write(&file, with_speed(1.0).to_string()).unwrap();
-    text(&bench(&args));
+    let table = text(&bench(&args));
+    assert!(table.contains("- the model: a\u{fffd}b\u{fffd}[31m then, Q4_0.gguf now"), "{table}");
+    assert!(table.contains("- -b: 7 then, 256 now") && table.contains("- bytes of weights a token: 1 then"), "{table}");
+    #[cfg(unix)]
+    for endless in ["/dev/zero", "."] {
+        let args = ["-m", &micro("Q4_0"), "-p", "1", "--compare", endless];
+        assert_refused(&args, 1, &["--compare", "no report of `sayfa bench --json`"]);
+    }
+}
+
+#[test]
+fn the_instructions_of_the_environment_are_those_of_the_report() {
+    let args = ["bench", "-t", "1", "-r", "1", "-m", &micro("Q4_0"), "-p", "2", "-n", "0", "--json"];
+    let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_sayfa"));
+    let output = command.env("SAYFA_SIMD", "scalar").args(args).timeout(Duration::from_secs(120)).output().unwrap();
+    let report: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
+    assert_eq!(report["machine"]["simd"], "scalar");
 }
 
 #[test]
@@ -265,7 +284,10 @@ fn a_published_shape_is_measured_without_a_file() {
     assert_refused(&["--shape", "none"], 2, &["--shape", "llama-3.2-1b"]);
     assert_refused(&["--shape", "llama-3-8b", "--weights", "q9"], 2, &["--weights", "q4_k_m"]);
     assert_refused(&["--shape", "llama-3-8b", "-m", "x"], 2, &["--shape"]);
+    assert_refused(&["--shape", "llama-3-8b", "--mlock"], 2, &["--shape", "--mlock"]);
     assert_refused(&["--weights", "q8_0"], 2, &["--shape"]);
+    let mixed = bench(&["--shape", "smollm2-135m", "--weights", "q4_k", "-p", "1", "-n", "0", "-r", "1", "-c", "64"]);
+    assert!(String::from_utf8_lossy(&mixed.stderr).contains("rows of 576 elements are no whole blocks of 256"));
     // as bf16 it takes 132 GiB
     let limited = bench_with_little_memory(&["--shape", "llama-3-70b", "--weights", "bf16"]);
     let said = String::from_utf8_lossy(&limited.stderr);

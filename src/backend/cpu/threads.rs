@@ -15,6 +15,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use anyhow::anyhow;
+
 /// Looks before a waiting thread sleeps, 25 to 50 us by processor: about what waking it costs. Longer would do no good on
 /// a quiet machine, where waits are shorter, and harm on a busy one, where two threads on one core spin against each other.
 const SPINS: u32 = 1_000;
@@ -30,7 +32,10 @@ impl Team {
         assert!(n > 0, "a team needs a thread");
         let pool = match n {
             1 => None,
-            _ => Some(rayon::ThreadPoolBuilder::new().num_threads(n).thread_name(|i| format!("sayfa-{i}")).build()?),
+            _ => {
+                let builder = rayon::ThreadPoolBuilder::new().num_threads(n).thread_name(|i| format!("sayfa-{i}"));
+                Some(builder.build().map_err(|error| anyhow!("cannot start {n} threads: use a smaller -t ({error})"))?)
+            }
         };
         Ok(Team { pool, n })
     }

@@ -6,7 +6,10 @@ use std::path::Path;
 use anyhow::{Context, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::report::{Entry, Report, number};
+use super::report::{Entry, Report, cell, number};
+
+/// Far more than any report has.
+const MOST_BYTES: u64 = 16 << 20;
 
 /// What a comparison needs of a file that `--json` wrote.
 #[derive(Debug, Deserialize)]
@@ -28,6 +31,8 @@ struct EarlierMachine {
 struct EarlierModel {
     name: String,
     activations: String,
+    weights_bytes_per_token: u64,
+    batch_tokens: usize,
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,8 +94,15 @@ struct Pair {
 /// Reads and checks the file of `--compare`.
 pub fn read(path: &Path) -> anyhow::Result<Earlier> {
     let named = || format!("--compare {}", path.display());
-    let text = fs::read_to_string(path).with_context(named)?;
-    let earlier: Earlier = serde_json::from_str(&text)
+    let about = fs::metadata(path).with_context(named)?;
+    ensure!(
+        about.is_file() && about.len() <= MOST_BYTES,
+        "{}: this is no report of `sayfa bench --json` (a file of at most {} MiB)",
+        named(),
+        MOST_BYTES >> 20
+    );
+    let text = fs::read(path).with_context(named)?;
+    let mut earlier: Earlier = serde_json::from_slice(&text)
         .map_err(|error| anyhow!("{}: this is no report of `sayfa bench --json` ({error})", named()))?;
     let is_speed = |test: &EarlierTest| test.tokens_per_second.is_finite() && test.tokens_per_second > 0.0;
     ensure!(
@@ -98,6 +110,15 @@ pub fn read(path: &Path) -> anyhow::Result<Earlier> {
         "{}: this is no report of `sayfa bench --json` (each of its tests must have a speed above 0)",
         named()
     );
+    let tests = earlier.tests.iter_mut().flat_map(|test| [&mut test.key.name, &mut test.key.kv_type]);
+    let facts = [
+        &mut earlier.sayfa,
+        &mut earlier.machine.cpu,
+        &mut earlier.machine.simd,
+        &mut earlier.model.name,
+        &mut earlier.model.activations,
+    ];
+    tests.chain(facts).for_each(|text| *text = cell(text));
     Ok(earlier)
 }
 
@@ -114,6 +135,12 @@ impl Comparison {
         let facts = [
             ("sayfa", earlier.sayfa.clone(), report.sayfa.to_string()),
             ("the model", earlier.model.name.clone(), report.model.name.clone()),
+            (
+                "bytes of weights a token",
+                earlier.model.weights_bytes_per_token.to_string(),
+                report.model.weights_bytes_per_token.to_string(),
+            ),
+            ("-b", earlier.model.batch_tokens.to_string(), report.model.batch_tokens.to_string()),
             ("activations", earlier.model.activations.clone(), report.model.activations.to_string()),
             ("the processor", earlier.machine.cpu.clone(), report.machine.cpu.clone()),
             ("threads", earlier.machine.threads.to_string(), report.machine.threads.to_string()),

@@ -36,7 +36,7 @@ pub struct BenchArgs {
     model: ModelArgs,
 
     /// A published model with random weights instead of a file, such as llama-3.2-1b
-    #[arg(long, value_name = "NAME", value_parser = shapes::named, conflicts_with = "model", help_heading = "Model")]
+    #[arg(long, value_name = "NAME", value_parser = shapes::named, conflicts_with_all = ["model", "mlock", "no_mmap"], help_heading = "Model")]
     shape: Option<(String, Shape)>,
 
     /// How the weights of --shape are quantized: a type (f16, q8_0, q4_0 ...) or a mix (q4_k_m, q5_k_m ...)
@@ -112,7 +112,7 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
 
     let mut subject = Subject::open(args, sequences, terminal)?;
     subject.check_room(tests.iter().map(|test| test.depth + test.tokens).max().unwrap_or(0), sequences)?;
-    let meter = cpu::Meter::new(subject.engine.info().threads, args.model.simd.map(cpu::Simd::from))?;
+    let meter = cpu::Meter::new(subject.engine.info().threads, args.model.simd()?)?;
     let interrupts = Interrupts::catch();
     let way = Way { repetitions: args.repetitions, stages: args.stages, meter: &meter, interrupts: &interrupts };
     let mut report = begin(&subject, &meter);
@@ -165,7 +165,7 @@ fn begin(subject: &Subject, meter: &cpu::Meter) -> Report {
     Report {
         sayfa: env!("CARGO_PKG_VERSION"),
         machine: Machine {
-            cpu: machine::processor().unwrap_or_else(|| "unknown processor".to_string()),
+            cpu: report::cell(&machine::processor().unwrap_or_else(|| "unknown processor".to_string())),
             os: std::env::consts::OS,
             arch: std::env::consts::ARCH,
             threads: info.threads,
@@ -174,7 +174,7 @@ fn begin(subject: &Subject, meter: &cpu::Meter) -> Report {
             largest_cache_bytes: machine::largest_cache_bytes(),
         },
         model: ModelFacts {
-            name: subject.name.clone(),
+            name: report::cell(&subject.name),
             layers: subject.model.config.n_layers,
             dim: widths.dim,
             hidden_dim: widths.hidden_dim,

@@ -1,6 +1,7 @@
 //! Tokens per second over depth as an SVG: a panel for each kind of test, a line for each way to keep keys and values (and
 //! for each size of test, where there are several).
 
+use std::fs::OpenOptions;
 use std::path::Path;
 
 use anyhow::{anyhow, ensure};
@@ -41,6 +42,12 @@ pub fn check(path: &Path, tests: &[Test]) -> anyhow::Result<()> {
     );
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     ensure!(folder.is_dir() && !path.is_dir(), "--plot {}: no file can be written there", path.display());
+    let was_there = path.exists();
+    let tried = OpenOptions::new().append(true).create(true).open(path);
+    tried.map_err(|error| anyhow!("--plot {}: {error}", path.display()))?;
+    if !was_there {
+        std::fs::remove_file(path).map_err(|error| anyhow!("--plot {}: {error}", path.display()))?;
+    }
     Ok(())
 }
 

@@ -227,6 +227,11 @@ fn limit(limit: Option<Limit>) -> String {
     limit.map_or_else(String::new, |limit| format!("{:.0} % of {}", 100.0 * limit.share, limit.name))
 }
 
+/// Foreign text as it may stand in a table, a terminal and an SVG: without control characters and bars.
+pub fn cell(text: &str) -> String {
+    text.replace(|c: char| c.is_control() || c == '|', "\u{fffd}")
+}
+
 /// With about three digits.
 pub fn number(x: f64) -> String {
     let decimals = match x.abs() {
@@ -256,6 +261,11 @@ mod tests {
     fn the_median_is_the_middle_or_between_the_two_middle_ones() {
         assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    #[test]
+    fn foreign_text_cannot_break_a_table_or_a_terminal() {
+        assert_eq!(cell("a\x1b[31m|b\n\u{9b}é<&"), "a\u{fffd}[31m\u{fffd}b\u{fffd}\u{fffd}é<&");
     }
 
     #[test]

@@ -62,6 +62,13 @@ impl Subject {
                 size(memory.bytes)
             );
         }
+        let block = weights.block_elements();
+        if let Some(rows) = [shape.dim, shape.hidden_dim].into_iter().find(|rows| !rows.is_multiple_of(block)) {
+            terminal.warn(&format!(
+                "--shape {name}: rows of {rows} elements are no whole blocks of {block}, so that some matrices are kept \
+                 in a type of smaller blocks, as llama.cpp does it"
+            ));
+        }
         let gguf = synthetic::gguf(&name, shape, weights, terminal)?;
         let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
         let backend_options = load::backend_options(args)?;

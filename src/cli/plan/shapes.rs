@@ -88,6 +88,11 @@ impl Weights {
         mix.unwrap_or_else(|| self.default_type().name().to_lowercase())
     }
 
+    /// Elements in a block of most matrices.
+    pub fn block_elements(self) -> usize {
+        self.default_type().block_elements()
+    }
+
     /// The type of most matrices.
     fn default_type(self) -> DType {
         match self {
