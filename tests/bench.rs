@@ -286,7 +286,7 @@ fn a_published_shape_is_measured_without_a_file() {
     assert_refused(&["--shape", "llama-3-8b", "-m", "x"], 2, &["--shape"]);
     assert_refused(&["--shape", "llama-3-8b", "--mlock"], 2, &["--shape", "--mlock"]);
     assert_refused(&["--weights", "q8_0"], 2, &["--shape"]);
-    let mixed = bench(&["--shape", "smollm2-135m", "--weights", "q4_k", "-p", "1", "-n", "0", "-r", "1", "-c", "64"]);
+    let mixed = bench(&["--shape", "smollm2-135m", "--weights", "q4_k", "-p", "1", "-n", "0", "-c", "64"]);
     assert!(String::from_utf8_lossy(&mixed.stderr).contains("rows of 576 elements are no whole blocks of 256"));
     // as bf16 it takes 132 GiB
     let limited = bench_with_little_memory(&["--shape", "llama-3-70b", "--weights", "bf16"]);
