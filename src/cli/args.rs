@@ -68,7 +68,7 @@ pub struct ModelArgs {
     pub simd: Option<SimdName>,
 
     /// Bits in which the inputs of quantized matrices are kept: 16 comes close to exact arithmetic and reads prompts at
-    /// about half the speed
+    /// about two thirds of the speed
     #[arg(long, value_name = "BITS", value_enum, default_value_t = ActivationBits::Eight)]
     pub activations: ActivationBits,
 
