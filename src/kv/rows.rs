@@ -46,18 +46,6 @@ pub fn int8_scale(max: f32) -> ([u8; 2], f32) {
     (scale.to_le_bytes(), inv)
 }
 
-/// Stored rows that follow each other, with their scales -> `rows` f32 (rotated rows stay rotated). Exact.
-pub fn decode(kv_type: KvType, stored: &[u8], scales: &[u8], rows: &mut [f32]) {
-    widen(kv_type, stored, rows);
-    if kv_type == KvType::Int8 {
-        let head_dim = rows.len() / (scales.len() / 2);
-        for (row, scale) in rows.chunks_exact_mut(head_dim).zip(scales.as_chunks::<2>().0) {
-            let scale = f16::from_le_bytes(*scale).to_f32();
-            row.iter_mut().for_each(|x| *x *= scale);
-        }
-    }
-}
-
 /// The elements of stored rows as f32: the values of float types, the integers of int8 rows. Exact.
 pub fn widen(kv_type: KvType, stored: &[u8], rows: &mut [f32]) {
     assert_eq!(stored.len(), kv_type.row_bytes(rows.len()), "stored rows");
@@ -110,7 +98,10 @@ mod tests {
         let (mut stored, mut scale) = (vec![0u8; kv_type.row_bytes(row.len())], vec![0u8; kv_type.scale_bytes()]);
         let mut back = vec![0f32; row.len()];
         encode(kv_type, row, &mut stored, &mut scale);
-        decode(kv_type, &stored, &scale, &mut back);
+        widen(kv_type, &stored, &mut back);
+        if let [low, high] = scale[..] {
+            back.iter_mut().for_each(|x| *x *= f16::from_le_bytes([low, high]).to_f32());
+        }
         back
     }
 

@@ -148,7 +148,7 @@ impl Attention {
         }
         let scratch = &self.scratch;
         let partials = (&mut self.partials[..needed], unit_len);
-        crew.split_rows(partials, (&mut vec![(); needed / unit_len], 1), |worker, units, partials, _| {
+        crew.split_chunks(partials, |worker, units, partials| {
             for (unit, partial) in units.zip(partials.chunks_mut(unit_len)) {
                 let (span, kv_head, token) = (unit % spans, unit / spans % kv_heads, unit / spans / kv_heads);
                 scratch.with(worker, |scratch| {
@@ -161,7 +161,7 @@ impl Attention {
             }
         });
         let (n_heads, partials) = (task.shape.n_heads, &self.partials);
-        crew.split_rows((out, head_dim), (&mut vec![(); n_tokens * n_heads], 1), |_, rows, out, _| {
+        crew.split_chunks((out, head_dim), |_, rows, out| {
             for (row, o) in rows.zip(out.chunks_mut(head_dim)) {
                 let (token, head) = (row / n_heads, row % n_heads);
                 let (kv_head, q) = (head / group, head % group);
@@ -181,6 +181,17 @@ impl Task<'_> {
     /// Query heads per KV head.
     fn group(&self) -> usize {
         self.shape.n_heads / self.shape.n_kv_heads
+    }
+
+    /// Of every score.
+    fn scale(&self) -> f32 {
+        1.0 / (self.shape.head_dim as f32).sqrt()
+    }
+
+    /// The query heads of a KV head for some tokens, numbered as the scratch holds them: (query, its token).
+    fn queries_of(&self, tokens: Range<usize>) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let group = self.group();
+        tokens.flat_map(move |token| (0..group).map(move |_| token)).enumerate()
     }
 
     /// Entries of a span that a token may see: those up to itself.
@@ -211,21 +222,20 @@ impl Task<'_> {
     /// One span for the query heads of one KV head of some tokens: `scratch.span_ml` and `scratch.span_o`.
     fn span(&self, scratch: &mut Scratch, tokens: Range<usize>, kv_head: usize, span: usize) {
         let (group, head_dim) = (self.group(), self.shape.head_dim);
-        let first_head = kv_head * group;
         // of the last token, which sees most: what is scored for the others beyond their own is not used
         let longest = self.visible(tokens.end - 1, span);
         if self.pages.layout().row_type(Half::K) == KvType::Int8 {
-            let scale = 1.0 / (head_dim as f32).sqrt();
-            let n_heads = self.shape.n_heads;
-            let heads =
-                tokens.clone().flat_map(|token| (0..group).map(move |head| token * n_heads + first_head + head));
-            scratch.q_scales.iter_mut().zip(heads).for_each(|(to, from)| *to = self.int8_scales[from] * scale);
+            let scale = self.scale();
+            for (q, token) in self.queries_of(tokens.clone()) {
+                let head = kv_head * group + q % group;
+                scratch.q_scales[q] = self.int8_scales[token * self.shape.n_heads + head] * scale;
+            }
         }
         for at in (0..longest).step_by(BLOCK_TOKENS) {
             self.prefetch(span, at, Half::V, kv_head);
             self.score_page(scratch, tokens.clone(), kv_head, (span, at, longest));
         }
-        for (q, token) in tokens.clone().flat_map(|token| (0..group).map(move |_| token)).enumerate() {
+        for (q, token) in self.queries_of(tokens.clone()) {
             let scores = &mut scratch.scores[q * SPAN_TOKENS..][..self.visible(token, span)];
             scratch.span_ml[q] = (self.kernels.softmax_span)(scores);
         }
@@ -256,12 +266,11 @@ impl Task<'_> {
             let queries = Queries { q, stride, tokens: tokens.len(), heads: group, head_dim };
             (self.kernels.scores_int8)(&queries, &scratch.q_scales, rows, scales, n, scores);
         } else {
-            let scale = 1.0 / (head_dim as f32).sqrt();
             let (q, stride) = (&self.queries[tokens.start * self.q_len + first..], self.q_len);
             let queries = Queries { q, stride, tokens: tokens.len(), heads: group, head_dim };
             let stored = &rows[..n * kv_type.row_bytes(head_dim)];
             (self.kernels.widen)(kv_type, stored, &mut scratch.page[..n * head_dim]);
-            (self.kernels.scores)(&queries, &scratch.page, n, scale, scores);
+            (self.kernels.scores)(&queries, &scratch.page, n, self.scale(), scores);
         }
     }
 
@@ -281,7 +290,7 @@ impl Task<'_> {
         (self.kernels.widen)(kv_type, &rows[..stored * kv_type.row_bytes(head_dim)], values);
         let seen = |token: usize| self.visible(token, span).saturating_sub(at).min(BLOCK_TOKENS);
         if kv_type == KvType::Int8 {
-            for (q, token) in tokens.clone().flat_map(|token| (0..group).map(move |_| token)).enumerate() {
+            for (q, token) in self.queries_of(tokens.clone()) {
                 let p = &mut scratch.scores[q * SPAN_TOKENS + at..][..seen(token)];
                 (self.kernels.scale)(p, scales);
             }

@@ -243,7 +243,7 @@ impl Pass<'_> {
         let (cos, sin, pairs) = (&b.cos, &b.sin, head_dim / 2);
         let [k_type, v_type] = [Half::K, Half::V].map(|half| pages.layout().row_type(half));
         let rows = (&mut b.qkv[..tokens * qkv_len], qkv_len);
-        self.crew.split_rows(rows, (&mut vec![(); tokens], 1), |_, range, rows, _| {
+        self.crew.split_chunks(rows, |_, range, rows| {
             for (token, row) in range.zip(rows.chunks_mut(qkv_len)) {
                 let at = token * pairs..(token + 1) * pairs;
                 let (qk, v) = row.split_at_mut(q_dim + kv_dim);

@@ -234,6 +234,17 @@ impl Crew<'_> {
         });
     }
 
+    /// The same for one buffer.
+    pub fn split_chunks<A: Send>(
+        &self,
+        (a, a_len): (&mut [A], usize),
+        work: impl Fn(usize, Range<usize>, &mut [A]) + Sync,
+    ) {
+        // units take no memory
+        let mut units = vec![(); a.len() / a_len];
+        self.split_rows((a, a_len), (&mut units, 1), |worker, range, a, _| work(worker, range, a));
+    }
+
     /// Splits the columns of a row-major matrix `out` (rows, cols) among the workers, in multiples of `step` columns.
     pub fn split_columns(&self, out: &mut [f32], cols: usize, step: usize, work: impl Fn(&mut ColumnBlock) + Sync) {
         assert!(out.len().is_multiple_of(cols), "not a whole number of rows");

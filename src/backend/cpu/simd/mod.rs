@@ -1,5 +1,27 @@
 //! Tables of kernels, one per instruction set, chosen once at start. Every table gives the bits of `scalar`.
 
+/// `$run!(B)` for the blocks B of a quantized type, under the names that they have in every table.
+macro_rules! by_type {
+    ($dtype:expr, $run:ident) => {
+        match $dtype {
+            DType::Q4_0 => $run!(Q4_0),
+            DType::Q4_1 => $run!(Q4_1),
+            DType::Q5_0 => $run!(Q5_0),
+            DType::Q5_1 => $run!(Q5_1),
+            DType::Q8_0 => $run!(Q8_0),
+            DType::Q2_K => $run!(Q2K),
+            DType::Q3_K => $run!(Q3K),
+            DType::Q4_K => $run!(Q4K),
+            DType::Q5_K => $run!(Q5K),
+            DType::Q6_K => $run!(Q6K),
+            DType::IQ4_NL => $run!(Iq4Nl),
+            DType::IQ4_XS => $run!(Iq4Xs),
+            DType::MXFP4 => $run!(Mxfp4),
+            DType::F32 | DType::F16 | DType::BF16 => panic!("only quantized matrices come here"),
+        }
+    };
+}
+
 mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

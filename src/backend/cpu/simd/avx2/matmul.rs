@@ -46,22 +46,12 @@ pub fn matmul_quantized(
     assert!(!x.is_empty(), "no tokens");
     // SAFETY: the shapes were checked above, and each type is read by its own blocks.
     unsafe {
-        match w.dtype {
-            DType::Q4_0 => matmul::<Q4_0>(w, rows, x, next, out, column),
-            DType::Q4_1 => matmul::<Q4_1>(w, rows, x, next, out, column),
-            DType::Q5_0 => matmul::<Q5_0>(w, rows, x, next, out, column),
-            DType::Q5_1 => matmul::<Q5_1>(w, rows, x, next, out, column),
-            DType::Q8_0 => matmul::<Q8_0>(w, rows, x, next, out, column),
-            DType::Q2_K => matmul::<Q2K>(w, rows, x, next, out, column),
-            DType::Q3_K => matmul::<Q3K>(w, rows, x, next, out, column),
-            DType::Q4_K => matmul::<Q4K>(w, rows, x, next, out, column),
-            DType::Q5_K => matmul::<Q5K>(w, rows, x, next, out, column),
-            DType::Q6_K => matmul::<Q6K>(w, rows, x, next, out, column),
-            DType::IQ4_NL => matmul::<Iq4Nl>(w, rows, x, next, out, column),
-            DType::IQ4_XS => matmul::<Iq4Xs>(w, rows, x, next, out, column),
-            DType::MXFP4 => matmul::<Mxfp4>(w, rows, x, next, out, column),
-            DType::F32 | DType::F16 | DType::BF16 => panic!("only quantized matrices come here"),
+        macro_rules! run {
+            ($blocks:ty) => {
+                matmul::<$blocks>(w, rows, x, next, out, column)
+            };
         }
+        by_type!(w.dtype, run);
     }
 }
 

@@ -16,7 +16,7 @@ use std::mem::MaybeUninit;
 use super::super::avx2::{float, rows};
 use super::super::scalar::{EXP_HIGH, EXP_LOW, EXP_SERIES, LN2_HIGH, LN2_LOW};
 use super::super::{Queries, SPAN_TOKENS};
-use super::blocks::transpose;
+use super::blocks::{Column, dwords};
 use crate::kv::layout::{BLOCK_TOKENS, KvType};
 use crate::quant::activation::BIAS;
 
@@ -102,19 +102,11 @@ pub fn scores_int8(queries: &Queries<i8>, q_scales: &[f32], k_rows: &[u8], k_sca
     }
     // [element / 4][key][4], unsigned by BIAS
     let mut keys = [const { MaybeUninit::<__m512i>::uninit() }; MAX_HEAD / 4];
+    let page = Column { first: k_rows.as_ptr(), stride: head_dim };
     let flip = _mm512_set1_epi8(-128);
     for part in 0..head_dim / LANES {
-        let mut rows = [_mm512_setzero_si512(); 4];
-        for r in 0..4 {
-            for lane in 0..4 {
-                // SAFETY: sixteen bytes of an existing row.
-                let row = unsafe { k_rows.as_ptr().add((4 * lane + r) * head_dim + part * LANES) };
-                // SAFETY: as above.
-                let bytes = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(row.cast()) });
-                rows[r] = _mm512_mask_mov_epi32(rows[r], 15 << (4 * lane), bytes);
-            }
-        }
-        let quads = transpose(rows);
+        // SAFETY: sixteen bytes of sixteen rows that exist.
+        let quads = unsafe { dwords(page, part * LANES) };
         for i in 0..4 {
             keys[4 * part + i].write(_mm512_xor_si512(quads[i], flip));
         }

@@ -50,22 +50,12 @@ pub fn matmul_quantized(
     let rest = (whole.end..rows.end, column + whole.len());
     // SAFETY: the shapes were checked above, and each type is read by its own blocks.
     unsafe {
-        match w.dtype {
-            DType::Q4_0 => matmul::<Q4_0>(w, whole, x, next, out, column),
-            DType::Q4_1 => matmul::<Q4_1>(w, whole, x, next, out, column),
-            DType::Q5_0 => matmul::<Q5_0>(w, whole, x, next, out, column),
-            DType::Q5_1 => matmul::<Q5_1>(w, whole, x, next, out, column),
-            DType::Q8_0 => matmul::<Q8_0>(w, whole, x, next, out, column),
-            DType::Q2_K => matmul::<Q2K>(w, whole, x, next, out, column),
-            DType::Q3_K => matmul::<Q3K>(w, whole, x, next, out, column),
-            DType::Q4_K => matmul::<Q4K>(w, whole, x, next, out, column),
-            DType::Q5_K => matmul::<Q5K>(w, whole, x, next, out, column),
-            DType::Q6_K => matmul::<Q6K>(w, whole, x, next, out, column),
-            DType::IQ4_NL => matmul::<Iq4Nl>(w, whole, x, next, out, column),
-            DType::IQ4_XS => matmul::<Iq4Xs>(w, whole, x, next, out, column),
-            DType::MXFP4 => matmul::<Mxfp4>(w, whole, x, next, out, column),
-            DType::F32 | DType::F16 | DType::BF16 => panic!("only quantized matrices come here"),
+        macro_rules! run {
+            ($blocks:ty) => {
+                matmul::<$blocks>(w, whole, x, next, out, column)
+            };
         }
+        by_type!(w.dtype, run);
     }
     if !rest.0.is_empty() {
         avx2::matmul::matmul_quantized(w, rest.0, x, next, out, rest.1);

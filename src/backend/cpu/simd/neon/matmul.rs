@@ -50,22 +50,12 @@ pub unsafe fn matmul_quantized<D: Dot>(
     assert!(!x.is_empty(), "no tokens");
     // SAFETY: the shapes were checked above, each type is read by its own blocks; the instruction by the caller's promise.
     unsafe {
-        match w.dtype {
-            DType::Q4_0 => matmul::<D, Q4_0>(w, rows, x, next, out, column),
-            DType::Q4_1 => matmul::<D, Q4_1>(w, rows, x, next, out, column),
-            DType::Q5_0 => matmul::<D, Q5_0>(w, rows, x, next, out, column),
-            DType::Q5_1 => matmul::<D, Q5_1>(w, rows, x, next, out, column),
-            DType::Q8_0 => matmul::<D, Q8_0>(w, rows, x, next, out, column),
-            DType::Q2_K => matmul::<D, Q2K>(w, rows, x, next, out, column),
-            DType::Q3_K => matmul::<D, Q3K>(w, rows, x, next, out, column),
-            DType::Q4_K => matmul::<D, Q4K>(w, rows, x, next, out, column),
-            DType::Q5_K => matmul::<D, Q5K>(w, rows, x, next, out, column),
-            DType::Q6_K => matmul::<D, Q6K>(w, rows, x, next, out, column),
-            DType::IQ4_NL => matmul::<D, Iq4Nl>(w, rows, x, next, out, column),
-            DType::IQ4_XS => matmul::<D, Iq4Xs>(w, rows, x, next, out, column),
-            DType::MXFP4 => matmul::<D, Mxfp4>(w, rows, x, next, out, column),
-            DType::F32 | DType::F16 | DType::BF16 => panic!("only quantized matrices come here"),
+        macro_rules! run {
+            ($blocks:ty) => {
+                matmul::<D, $blocks>(w, rows, x, next, out, column)
+            };
         }
+        by_type!(w.dtype, run);
     }
 }
 

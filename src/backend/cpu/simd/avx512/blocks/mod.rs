@@ -82,9 +82,12 @@ pub fn transpose(v: [__m512i; 4]) -> [__m512i; 4] {
 }
 
 /// Sixteen bytes at `at` of all rows, as four registers of one dword a row.
+///
+/// # Safety
+/// All sixteen rows of the column hold these bytes; the CPU has AVX-512.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn dwords(column: Column, at: usize) -> [__m512i; 4] {
+pub unsafe fn dwords(column: Column, at: usize) -> [__m512i; 4] {
     // SAFETY: the caller's column holds these bytes.
     unsafe { transpose([load4(column, 0, at), load4(column, 1, at), load4(column, 2, at), load4(column, 3, at)]) }
 }
