@@ -8,17 +8,6 @@ __device__ __forceinline__ int round_to_level(float v) {
     return (int)rintf(fminf(fmaxf(v, -127.0f), 127.0f));
 }
 
-// max|x| over the warp by comparing bits: NaN is above all, so that it reaches the scale.
-__device__ __forceinline__ float warp_max_magnitude(float x) {
-    unsigned bits = __float_as_uint(x) & 0x7fffffffu;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset >>= 1) {
-        const unsigned other = __shfl_xor_sync(0xffffffffu, bits, offset);
-        bits = other > bits ? other : bits;
-    }
-    return __uint_as_float(bits);
-}
-
 // The inverse that values are multiplied by: 0 for a group of zeros.
 __device__ __forceinline__ float inverse_or_zero(float scale) {
     return scale == 0.0f ? 0.0f : 1.0f / scale;
@@ -27,7 +16,8 @@ __device__ __forceinline__ float inverse_or_zero(float scale) {
 // Lane i of a full warp holds element i. Writes the 32 levels and the group's scale and sums.
 __device__ __forceinline__ void quantize_group(float x, int8_t* q, XGroup* group) {
     const int lane = threadIdx.x & 31;
-    const float scale = warp_max_magnitude(x) / 127.0f;
+    // max|x| by its bits: NaN is above all, so that it reaches the scale
+    const float scale = __uint_as_float(warp_max_bits(__float_as_uint(x) & 0x7fffffffu)) / 127.0f;
     const int level = round_to_level(x * inverse_or_zero(scale));
     q[lane] = (int8_t)level;
     // both half sums (within 16 * 127) at once: the second counts 65536
