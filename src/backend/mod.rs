@@ -1,6 +1,7 @@
 //! The seam between the engine and the devices: a backend runs the model's layers for one flat batch.
 
 pub mod cpu;
+pub mod cuda;
 mod profile;
 
 use std::ops::Range;
