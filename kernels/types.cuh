@@ -93,5 +93,18 @@ struct alignas(8) Heads {
     float scale;  // 1 / sqrt(head_dim)
 };
 
+// The likeliest token of a row of logits.
+struct alignas(8) Best {
+    int id;
+    int finite; // 0 if a logit of the row was NaN or infinite; the id means nothing then
+};
+
+// Consecutive tokens of one sequence in the batch that a block of attention_prefill takes.
+struct alignas(8) Tile {
+    int first; // of the batch
+    int count; // with all query heads of a KV head at most PREFILL_QUERIES queries
+};
+
+const int PREFILL_QUERIES = 64;
 const int BLOCK_TOKENS = 16;
 const int SPAN_TOKENS = 256;

@@ -1,14 +1,17 @@
 //! Tokenizer + engine + sampler -> text events: the loop behind every command that answers.
 
+mod stop;
+
 use std::ops::ControlFlow;
 use std::time::Instant;
 
 use anyhow::Context;
 
-use crate::engine::{Engine, Error, Notice, Prefilled, SequenceId};
+use crate::engine::{Best, Engine, Error, Notice, Prefilled, SequenceId};
 use crate::sampler::Sampler;
 use crate::tokenizer::text::TextStream;
 use crate::tokenizer::{TokenId, Tokenizer};
+use stop::StopFilter;
 
 pub struct Request<'a> {
     /// Ids the sequence shall hold; what it holds already is not computed again.
@@ -112,6 +115,8 @@ pub fn generate(
     let mut filter = StopFilter::new(request.stop);
     // The newest token of the answer, until it is computed: the last one never needs to be.
     let mut pending = None;
+    // What the last step found where no logits were asked for.
+    let mut best = None;
     completion.finish_reason = loop {
         if completion.ids.len() >= max_tokens {
             break FinishReason::Length;
@@ -122,8 +127,15 @@ pub fn generate(
             break FinishReason::Length;
         }
         if let Some(token) = pending.take() {
-            match engine.decode(sequence, token) {
-                Ok(_) => completion.decode_steps += 1,
+            let decoded = match sampler.wants_best() {
+                true => engine.decode_best(sequence, token).map(Some),
+                false => engine.decode(sequence, token).map(|_| None),
+            };
+            match decoded {
+                Ok(found) => {
+                    best = found;
+                    completion.decode_steps += 1;
+                }
                 // All that is held shall be kept.
                 Err(Error::ContextFull { .. }) => {
                     completion.context_full = true;
@@ -136,7 +148,10 @@ pub fn generate(
             }
             tell_notices(engine, on_event);
         }
-        let token = sampler.sample(engine.logits())?;
+        let token = match best.take() {
+            Some(Best { token, is_finite }) => sampler.take_best(token, is_finite)?,
+            None => sampler.sample(engine.logits())?,
+        };
         if tokenizer.is_end_of_generation(token) {
             break FinishReason::Stop;
         }
@@ -199,59 +214,6 @@ fn read(
         engine.prefill(sequence, &prompt[..end], &mut |done, _| on_progress(before + done, total))?;
     }
     Ok(Prefilled { cached_tokens, computed_tokens: total })
-}
-
-/// Finds the first stop string to be complete in a stream of text, wherever the pieces are cut, and holds back what may
-/// become one.
-struct StopFilter<'a> {
-    stop: &'a [String],
-    /// A proper prefix of a stop string.
-    held: String,
-    complete: bool,
-}
-
-impl<'a> StopFilter<'a> {
-    fn new(stop: &'a [String]) -> StopFilter<'a> {
-        StopFilter { stop, held: String::new(), complete: false }
-    }
-
-    /// The text that can be no part of a stop string. Nothing once one is complete.
-    fn push(&mut self, text: &str) -> String {
-        if self.complete {
-            return String::new();
-        }
-        let mut text = std::mem::take(&mut self.held) + text;
-        // By its end, not its start: else a longer one that starts earlier would win or lose by how the text is cut.
-        let found = self.stops().filter_map(|stop| text.find(stop).map(|start| (start + stop.len(), start))).min();
-        if let Some((_, start)) = found {
-            self.complete = true;
-            text.truncate(start);
-            return text;
-        }
-        let held = self.stops().map(|stop| overlap(&text, stop)).max().unwrap_or(0);
-        self.held = text.split_off(text.len() - held);
-        text
-    }
-
-    /// What was held back in vain.
-    fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
-    }
-
-    fn is_complete(&self) -> bool {
-        self.complete
-    }
-
-    /// An empty stop string would end every answer before it starts.
-    fn stops(&self) -> impl Iterator<Item = &'a str> {
-        self.stop.iter().map(String::as_str).filter(|stop| !stop.is_empty())
-    }
-}
-
-/// Bytes of the longest proper prefix of `stop` that `text` ends with. Both are UTF-8, so it starts at a character.
-fn overlap(text: &str, stop: &str) -> usize {
-    let (text, stop) = (text.as_bytes(), stop.as_bytes());
-    (1..stop.len().min(text.len() + 1)).rev().find(|&len| text.ends_with(&stop[..len])).unwrap_or(0)
 }
 
 /// `fresh`, but with the ids of `spoken` as far as both stand for the same text.

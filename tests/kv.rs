@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use models::{Setting, all_logits, data, default_model, load, options};
-use sayfa::backend::{Backend, Batch, Info, cpu};
+use sayfa::backend::{Backend, Batch, Info, Input, Output, Want, cpu};
 use sayfa::engine::{Engine, Notice, OnFull, Options, Prefilled, SequenceId};
 use sayfa::generation::{self, Event, FinishReason, Request};
 use sayfa::gguf::Gguf;
@@ -276,7 +276,7 @@ struct Poisoned {
 impl Poisoned {
     fn spoil(&mut self, block: BlockId) {
         let contents = vec![self.poison; self.inner.info().block_bytes as usize];
-        self.inner.write_block(block, &contents);
+        self.inner.write_block(block, &contents).expect("memory of the host");
     }
 }
 
@@ -289,21 +289,21 @@ impl Backend for Poisoned {
         (0..n_blocks as BlockId).for_each(|block| self.spoil(block));
         Ok(())
     }
-    fn forward(&mut self, batch: &Batch) -> anyhow::Result<&[f32]> {
-        self.inner.forward(batch)
+    fn run(&mut self, batch: &Batch, input: Input, want: Want) -> anyhow::Result<Output<'_>> {
+        self.inner.run(batch, input, want)
     }
-    fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        self.inner.copy_block(from, to);
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> anyhow::Result<()> {
+        self.inner.copy_block(from, to)
     }
     fn release_blocks(&mut self, blocks: &[BlockId]) {
         self.inner.release_blocks(blocks);
         blocks.iter().for_each(|&block| self.spoil(block));
     }
-    fn read_block(&self, block: BlockId, contents: &mut [u8]) {
-        self.inner.read_block(block, contents);
+    fn read_block(&self, block: BlockId, contents: &mut [u8]) -> anyhow::Result<()> {
+        self.inner.read_block(block, contents)
     }
-    fn write_block(&mut self, block: BlockId, contents: &[u8]) {
-        self.inner.write_block(block, contents);
+    fn write_block(&mut self, block: BlockId, contents: &[u8]) -> anyhow::Result<()> {
+        self.inner.write_block(block, contents)
     }
 }
 

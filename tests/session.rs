@@ -347,7 +347,10 @@ fn saved_head(tokens: usize) -> Head {
 
 /// Saves a session of two blocks filled with `fill`.
 fn save_filled(path: &Path, fill: u8) -> anyhow::Result<()> {
-    let read = &mut |_: usize, block: &mut [u8]| block.fill(fill);
+    let read = &mut |_: usize, block: &mut [u8]| {
+        block.fill(fill);
+        Ok(())
+    };
     session::save(path, &saved_head(20), Blocks { count: 2, bytes: 5000, read })
 }
 
@@ -388,11 +391,13 @@ fn a_save_that_fails_leaves_the_old_session_and_what_is_no_session_alone() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("session");
     save_filled(&path, 1).unwrap();
-    let broken = std::panic::catch_unwind(|| {
-        let read = &mut |page: usize, _: &mut [u8]| assert_eq!(page, 0, "the device is gone");
-        session::save(&path, &saved_head(20), Blocks { count: 2, bytes: 5000, read })
-    });
-    assert!(broken.is_err());
+    let read = &mut |page: usize, _: &mut [u8]| match page {
+        0 => Ok(()),
+        _ => Err(anyhow::anyhow!("the device is gone")),
+    };
+    let broken = session::save(&path, &saved_head(20), Blocks { count: 2, bytes: 5000, read });
+    let error = format!("{:#}", broken.unwrap_err());
+    assert!(error.contains("session could not be written") && error.contains("the device is gone"), "{error}");
     assert_filled(&path, 1);
 
     let letter = folder.path().join("letter.txt");
@@ -416,6 +421,7 @@ fn a_process_killed_while_it_saves_leaves_the_old_session() {
             if page == 1 {
                 std::thread::sleep(Duration::from_secs(600));
             }
+            Ok(())
         };
         session::save(Path::new(&path), &saved_head(20), Blocks { count: 2, bytes: 5000, read }).unwrap();
         panic!("it should have been killed");

@@ -59,26 +59,125 @@ pub struct BatchRow {
     pub pages: Vec<BlockId>,
 }
 
+/// Where a forward pass begins.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// With the embeddings of the batch's tokens.
+    Tokens,
+    /// With what the layers before have made of them: (n, dim) f32.
+    Hidden(&'a [f32]),
+}
+
+/// Where a forward pass ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Behind the last layer that the backend holds.
+    Hidden,
+    Logits,
+    /// The likeliest token only: a device need not send all logits home.
+    Best,
+}
+
+/// What a forward pass gives, as wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Output<'a> {
+    /// (n, dim) f32
+    Hidden(&'a [f32]),
+    /// (n_wanted, vocab) f32
+    Logits(&'a [f32]),
+    /// (n_wanted)
+    Best(&'a [Best]),
+}
+
+/// The likeliest of all tokens, the lower id of equals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Best {
+    pub token: TokenId,
+    /// Whether all logits were: a NaN or an infinity leaves no likeliest one.
+    pub is_finite: bool,
+}
+
+impl Best {
+    /// Of the logits (vocab) of one token.
+    pub fn of(logits: &[f32]) -> Best {
+        let mut best = 0;
+        for (token, &logit) in logits.iter().enumerate() {
+            if logit > logits[best] {
+                best = token;
+            }
+        }
+        Best { token: best as TokenId, is_finite: logits.iter().all(|logit| logit.is_finite()) }
+    }
+}
+
+impl<'a> Output<'a> {
+    pub fn hidden(self) -> &'a [f32] {
+        let Output::Hidden(hidden) = self else { panic!("hidden rows were wanted, not {self:?}") };
+        hidden
+    }
+
+    pub fn logits(self) -> &'a [f32] {
+        let Output::Logits(logits) = self else { panic!("logits were wanted, not {self:?}") };
+        logits
+    }
+
+    pub fn best(self) -> &'a [Best] {
+        let Output::Best(best) = self else { panic!("the likeliest tokens were wanted, not {self:?}") };
+        best
+    }
+}
+
+/// Consecutive layers of a model, with or without its output head: what one backend computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub layers: Range<usize>,
+    /// The output norm and the output matrix.
+    pub has_head: bool,
+}
+
+impl Part {
+    pub fn whole(n_layers: usize) -> Part {
+        Part { layers: 0..n_layers, has_head: true }
+    }
+}
+
+/// Values at a point of a forward pass, for tests that look inside.
+pub enum Tapped<'a> {
+    /// (n, cols)
+    Floats(&'a mut [f32]),
+    /// Rows as int8 levels, and the scales of their groups.
+    Levels(&'a mut [i8], &'a mut [f32]),
+}
+
+/// Called with the result of a stage and the layer it belongs to. On a GPU what the tap leaves there is what the next
+/// stage reads; the CPU shows copies.
+pub type Tap = Box<dyn FnMut(Stage, usize, Tapped) + Send>;
+
 pub trait Backend: Send {
     fn info(&self) -> &Info;
 
     /// Makes room for blocks 0..n_blocks. Called once, before the first batch.
     fn reserve(&mut self, n_blocks: usize) -> anyhow::Result<()>;
 
-    /// Computes a batch, leaving K and V of its tokens in their pages: logits (n_wanted, vocab) f32.
-    fn forward(&mut self, batch: &Batch) -> anyhow::Result<&[f32]>;
+    /// Computes a batch, leaving K and V of its tokens in their pages.
+    fn run(&mut self, batch: &Batch, input: Input, want: Want) -> anyhow::Result<Output<'_>>;
+
+    /// The usual pass through a whole model: tokens in, logits (n_wanted, vocab) f32 out.
+    fn forward(&mut self, batch: &Batch) -> anyhow::Result<&[f32]> {
+        Ok(self.run(batch, Input::Tokens, Want::Logits)?.logits())
+    }
 
     /// Copies a whole block.
-    fn copy_block(&mut self, from: BlockId, to: BlockId);
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> anyhow::Result<()>;
 
     /// Gives back the memory of blocks that nobody owns.
     fn release_blocks(&mut self, blocks: &[BlockId]);
 
     /// The contents of a block, `Info::block_bytes` long.
-    fn read_block(&self, block: BlockId, contents: &mut [u8]);
+    fn read_block(&self, block: BlockId, contents: &mut [u8]) -> anyhow::Result<()>;
 
     /// Puts back what `read_block` gave.
-    fn write_block(&mut self, block: BlockId, contents: &[u8]);
+    fn write_block(&mut self, block: BlockId, contents: &[u8]) -> anyhow::Result<()>;
 
     /// Whether batches are timed stage by stage from now on; off at first.
     fn set_profiling(&mut self, _on: bool) {}
@@ -87,4 +186,7 @@ pub trait Backend: Send {
     fn take_profile(&mut self) -> Option<Profile> {
         None
     }
+
+    /// Looks at the stages of every batch from now on; costs copies, and a wait for each stage on a GPU.
+    fn set_tap(&mut self, _tap: Option<Tap>) {}
 }

@@ -1,12 +1,13 @@
 //! Sequences of token ids over a backend and its paged KV cache: prefill, decode, scores. No text, no device.
 
+mod room;
 mod session;
 
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, Batch, BatchRow, Info, Profile};
+use crate::backend::{Backend, Batch, BatchRow, Info, Input, Output, Profile, Want};
 use crate::kv::layout::BLOCK_TOKENS;
 use crate::kv::{KvCache, PageTable, Usage};
 use crate::tokenizer::TokenId;
@@ -16,6 +17,7 @@ const FIRST_STEP: usize = 64;
 /// A step of a prompt shall not take longer, so that a break is noticed soon.
 const STEP_TIME: Duration = Duration::from_millis(500);
 
+pub use crate::backend::Best;
 pub use session::{About, Restored, Saving};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -315,6 +317,12 @@ impl Engine {
         Ok(&self.logits)
     }
 
+    /// The same where only the likeliest next token is wanted: `logits()` stays as it was.
+    pub fn decode_best(&mut self, id: SequenceId, token: TokenId) -> Result<Best, Error> {
+        self.make_room(id, 1)?;
+        Ok(self.compute(&[(id, &[token])], vec![0], Want::Best)?.best()[0])
+    }
+
     /// Logits (vocab) after the last prefill or decode.
     pub fn logits(&self) -> &[f32] {
         &self.logits
@@ -353,7 +361,7 @@ impl Engine {
     /// One batch: computes `tokens` at the end of a sequence and returns the logits (n_wanted, vocab) of `wanted`.
     fn append(&mut self, id: SequenceId, tokens: &[TokenId], wanted: Range<usize>) -> Result<&[f32], Error> {
         self.make_room(id, tokens.len())?;
-        self.compute(&[(id, tokens)], wanted.collect())
+        Ok(self.compute(&[(id, tokens)], wanted.collect(), Want::Logits)?.logits())
     }
 
     /// Appends one token to each of some sequences, all different, in one batch: logits (n, vocab) in their order. What a
@@ -363,27 +371,32 @@ impl Engine {
             self.make_room(id, 1)?;
         }
         let rows: Vec<_> = next.iter().map(|(id, token)| (*id, std::slice::from_ref(token))).collect();
-        self.compute(&rows, (0..next.len()).collect())
+        Ok(self.compute(&rows, (0..next.len()).collect(), Want::Logits)?.logits())
     }
 
     /// Computes tokens at the ends of sequences, for which there is room; `wanted` counts through all of them.
-    fn compute(&mut self, rows: &[(SequenceId, &[TokenId])], wanted: Vec<usize>) -> Result<&[f32], Error> {
+    fn compute(
+        &mut self,
+        rows: &[(SequenceId, &[TokenId])],
+        wanted: Vec<usize>,
+        want: Want,
+    ) -> Result<Output<'_>, Error> {
         let mut batch = Batch { wanted, ..Batch::default() };
         let mut result = Ok(());
         for &(id, tokens) in rows {
             let sequence = self.sequences.get_mut(&id).expect("a sequence of this engine");
             let cached_tokens = sequence.table.tokens();
-            match self.cache.append(&mut sequence.table, tokens.len()) {
+            let moved = match self.cache.append(&mut sequence.table, tokens.len()) {
                 Ok(moves) => {
-                    if let Some((from, to)) = moves.copy {
-                        self.backend.copy_block(from, to);
-                    }
+                    let copied = moves.copy.map_or(Ok(()), |(from, to)| self.backend.copy_block(from, to));
                     self.backend.release_blocks(&moves.freed);
+                    copied
                 }
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
+                Err(error) => Err(error.into()),
+            };
+            if moved.is_err() {
+                result = moved;
+                break;
             }
             let at = batch.tokens.len();
             batch.tokens.extend_from_slice(tokens);
@@ -394,7 +407,7 @@ impl Engine {
                 pages: sequence.table.pages().to_vec(),
             });
         }
-        let result = result.map_err(anyhow::Error::from).and_then(|()| self.backend.forward(&batch));
+        let result = result.and_then(|()| self.backend.run(&batch, Input::Tokens, want));
         let rows = rows.iter().zip(&batch.rows);
         for (&(id, tokens), row) in rows {
             let sequence = self.sequences.get_mut(&id).expect("a sequence of this engine");
@@ -412,58 +425,6 @@ impl Engine {
             }
         }
         Ok(result?)
-    }
-
-    /// Room for `n` more tokens, by the rule for full contexts.
-    fn make_room(&mut self, id: SequenceId, n: usize) -> Result<(), Error> {
-        let (context_tokens, trained) = (self.context_tokens(), self.info().trained_tokens.max(self.context_tokens()));
-        let sequence = &self.sequences[&id];
-        let held = sequence.table.tokens();
-        let full = Error::ContextFull { wanted: held + n, context_tokens };
-        let OnFull::Evict { keep } = self.options.on_full else {
-            return if held + n > context_tokens { Err(full) } else { Ok(()) };
-        };
-        let first = keep.div_ceil(BLOCK_TOKENS);
-        if held + sequence.position_gap + n > trained && held > first * BLOCK_TOKENS {
-            self.recompute(id, first * BLOCK_TOKENS)?;
-        }
-        let held = self.sequences[&id].table.tokens();
-        let excess = (held + n).saturating_sub(context_tokens).div_ceil(BLOCK_TOKENS);
-        if excess > 0 {
-            if first + excess > held / BLOCK_TOKENS {
-                return Err(full);
-            }
-            self.evict(id, first, excess);
-        }
-        Ok(())
-    }
-
-    /// Forgets `n` whole pages after the first `first` ones.
-    fn evict(&mut self, id: SequenceId, first: usize, n: usize) {
-        let sequence = self.sequences.get_mut(&id).expect("a sequence of this engine");
-        let freed = self.cache.evict(&mut sequence.table, first, first + n);
-        self.backend.release_blocks(&freed);
-        sequence.kept = first * BLOCK_TOKENS;
-        sequence.forgotten += n * BLOCK_TOKENS;
-        sequence.position_gap += n * BLOCK_TOKENS;
-        self.notices.push(Notice::Evicted { tokens: n * BLOCK_TOKENS });
-    }
-
-    /// Drops the older half of what follows the first `kept` tokens and computes the rest again from position 0.
-    fn recompute(&mut self, id: SequenceId, kept: usize) -> Result<(), Error> {
-        let sequence = &self.sequences[&id];
-        let mut held: Vec<TokenId> = sequence.held().collect();
-        let dropped = (held.len() - kept) / 2;
-        held.drain(kept..kept + dropped);
-        let (tokens, forgotten) = (sequence.tokens.clone(), sequence.forgotten + dropped);
-        self.truncate(id, 0);
-        for chunk in held.chunks(self.info().batch_tokens) {
-            self.compute(&[(id, chunk)], Vec::new())?;
-        }
-        let sequence = self.sequence(id);
-        (sequence.tokens, sequence.kept, sequence.forgotten) = (tokens, kept, forgotten);
-        self.notices.push(Notice::Recomputed { dropped, kept: held.len() });
-        Ok(())
     }
 }
 

@@ -98,10 +98,10 @@ impl Engine {
         let mut sound = 0;
         while sound < wanted && doubt.is_none() {
             match saved.next_block() {
-                Ok(contents) => {
-                    self.backend.write_block(table.pages()[sound / BLOCK_TOKENS], contents);
-                    sound = wanted.min(sound + BLOCK_TOKENS);
-                }
+                Ok(contents) => match self.backend.write_block(table.pages()[sound / BLOCK_TOKENS], contents) {
+                    Ok(()) => sound = wanted.min(sound + BLOCK_TOKENS),
+                    Err(error) => doubt = Some(format!("{error:#}")),
+                },
                 Err(error) => doubt = Some(format!("{error:#}")),
             }
         }

@@ -7,6 +7,7 @@ use super::*;
 pub struct FakeBackend {
     info: Info,
     logits: Vec<f32>,
+    best: Vec<Best>,
     /// (block, offset) -> (token, position)
     memory: HashMap<(u32, usize), (TokenId, usize)>,
     read: Reads,
@@ -21,7 +22,7 @@ impl Backend for FakeBackend {
     fn reserve(&mut self, _: usize) -> anyhow::Result<()> {
         Ok(())
     }
-    fn forward(&mut self, batch: &Batch) -> anyhow::Result<&[f32]> {
+    fn run(&mut self, batch: &Batch, _: Input, want: Want) -> anyhow::Result<Output<'_>> {
         for row in &batch.rows {
             for (i, token) in row.tokens.clone().enumerate() {
                 let entry = row.cached_tokens + i;
@@ -37,22 +38,27 @@ impl Backend for FakeBackend {
             let best = (batch.tokens[i] as usize + 1) % self.info.vocab;
             self.logits.extend((0..self.info.vocab).map(|id| if id == best { 1.0 } else { 0.0 }));
         }
-        Ok(&self.logits)
+        self.best = self.logits.chunks(self.info.vocab).map(Best::of).collect();
+        Ok(if want == Want::Best { Output::Best(&self.best) } else { Output::Logits(&self.logits) })
     }
-    fn copy_block(&mut self, from: u32, to: u32) {
+    fn copy_block(&mut self, from: u32, to: u32) -> anyhow::Result<()> {
         for offset in 0..BLOCK_TOKENS {
             if let Some(&entry) = self.memory.get(&(from, offset)) {
                 self.memory.insert((to, offset), entry);
             }
         }
+        Ok(())
     }
     fn release_blocks(&mut self, blocks: &[u32]) {
         self.memory.retain(|slot, _| !blocks.contains(&slot.0));
     }
-    fn read_block(&self, _: u32, contents: &mut [u8]) {
+    fn read_block(&self, _: u32, contents: &mut [u8]) -> anyhow::Result<()> {
         contents.fill(0);
+        Ok(())
     }
-    fn write_block(&mut self, _: u32, _: &[u8]) {}
+    fn write_block(&mut self, _: u32, _: &[u8]) -> anyhow::Result<()> {
+        Ok(())
+    }
 }
 
 /// An engine, and what each batch row read from the cache: (token, position) of every entry up to its last token.
@@ -72,7 +78,7 @@ fn engine_with(context_tokens: usize, trained_tokens: usize, on_full: OnFull) ->
     };
     let read = Reads::default();
     let (logits, memory) = (vec![], HashMap::new());
-    let backend = FakeBackend { info, logits, memory, read: read.clone() };
+    let backend = FakeBackend { info, logits, best: vec![], memory, read: read.clone() };
     let options = Options { context_tokens, sequences: 4, cache_tokens: 64, on_full };
     (Engine::new(Box::new(backend), &options).unwrap(), read)
 }

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::backend::{Backend, Batch, Info};
+use crate::backend::{Backend, Batch, Best, Info, Input, Output, Want};
 use crate::engine::{OnFull, Options};
 use crate::gguf::Gguf;
 use crate::kv::layout::BlockId;
@@ -135,6 +135,7 @@ struct Reciter {
     prompt_len: usize,
     answer: Vec<TokenId>,
     logits: Vec<f32>,
+    best: Vec<Best>,
 }
 
 impl Backend for Reciter {
@@ -144,21 +145,27 @@ impl Backend for Reciter {
     fn reserve(&mut self, _: usize) -> anyhow::Result<()> {
         Ok(())
     }
-    fn forward(&mut self, batch: &Batch) -> anyhow::Result<&[f32]> {
+    fn run(&mut self, batch: &Batch, _: Input, want: Want) -> anyhow::Result<Output<'_>> {
         self.logits.clear();
         for &wanted in &batch.wanted {
             let said = batch.rows[0].cached_tokens + wanted + 1 - self.prompt_len;
             let next = self.answer.get(said).copied().unwrap_or(END);
             self.logits.extend((0..VOCAB as TokenId).map(|id| if id == next { 1.0 } else { 0.0 }));
         }
-        Ok(&self.logits)
+        self.best = self.logits.chunks(self.info.vocab).map(Best::of).collect();
+        Ok(if want == Want::Best { Output::Best(&self.best) } else { Output::Logits(&self.logits) })
     }
-    fn copy_block(&mut self, _: BlockId, _: BlockId) {}
+    fn copy_block(&mut self, _: BlockId, _: BlockId) -> anyhow::Result<()> {
+        Ok(())
+    }
     fn release_blocks(&mut self, _: &[BlockId]) {}
-    fn read_block(&self, _: BlockId, contents: &mut [u8]) {
+    fn read_block(&self, _: BlockId, contents: &mut [u8]) -> anyhow::Result<()> {
         contents.fill(0);
+        Ok(())
     }
-    fn write_block(&mut self, _: BlockId, _: &[u8]) {}
+    fn write_block(&mut self, _: BlockId, _: &[u8]) -> anyhow::Result<()> {
+        Ok(())
+    }
 }
 
 /// The micro model's tokenizer: one token a byte, three control tokens before them.
@@ -201,7 +208,7 @@ fn recite(answer: &[TokenId], params: Params, context_tokens: usize, request: Re
         batch_logits: 2,
     };
     let prompt = byte_ids("Hey:");
-    let backend = Reciter { info, prompt_len: prompt.len(), answer: answer.to_vec(), logits: Vec::new() };
+    let backend = Reciter { info, prompt_len: prompt.len(), answer: answer.to_vec(), logits: Vec::new(), best: vec![] };
     let mut engine = Engine::new(
         Box::new(backend),
         &Options { context_tokens, sequences: 1, cache_tokens: 0, on_full: OnFull::Stop },

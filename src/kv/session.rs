@@ -56,7 +56,7 @@ pub struct Blocks<'a> {
     pub count: usize,
     pub bytes: usize,
     /// Fills its buffer with the contents of the block of this page.
-    pub read: &'a mut dyn FnMut(usize, &mut [u8]),
+    pub read: &'a mut dyn FnMut(usize, &mut [u8]) -> Result<()>,
 }
 
 /// Writes a session to `path`, readable by its owner only. A session that stands there is replaced at the very end;
@@ -70,7 +70,7 @@ pub fn save(path: &Path, head: &Head, blocks: Blocks) -> Result<()> {
         file.write_all(&encode(head, blocks.bytes, &checksums))?;
         let mut contents = vec![0; blocks.bytes];
         for (page, checksum) in checksums.iter_mut().enumerate() {
-            (blocks.read)(page, &mut contents);
+            (blocks.read)(page, &mut contents).map_err(std::io::Error::other)?;
             *checksum = crc32fast::hash(&contents);
             file.write_all(&contents)?;
         }

@@ -154,8 +154,13 @@ impl Model {
     /// The matrices that decoding one token reads, in order: all but the embedding table (one row) and the experts that
     /// are not used.
     pub fn matrices_per_token(&self) -> Vec<&Matrix> {
+        self.matrices_of(0..self.layers.len(), true)
+    }
+
+    /// Those of some layers, and of the head if `has_head`.
+    fn matrices_of(&self, layers: Range<usize>, has_head: bool) -> Vec<&Matrix> {
         let mut matrices = Vec::new();
-        for layer in &self.layers {
+        for layer in &self.layers[layers] {
             let attention = [&layer.attn_q, &layer.attn_k, &layer.attn_v, &layer.attn_output];
             matrices.extend(attention.map(|linear| &linear.weight));
             let (experts, used) = match &layer.ffn {
@@ -169,13 +174,15 @@ impl Model {
                 matrices.extend([gate, up, down].map(|linear| &linear.weight));
             }
         }
-        matrices.push(&self.output.weight);
+        if has_head {
+            matrices.push(&self.output.weight);
+        }
         matrices
     }
 
-    /// Bytes of weights that decoding one token reads.
-    pub fn bytes_per_token(&self) -> u64 {
-        self.matrices_per_token().into_iter().map(Matrix::bytes).sum()
+    /// Bytes of weights that decoding one token reads in some layers, and in the head if `has_head`.
+    pub fn bytes_per_token_of(&self, layers: Range<usize>, has_head: bool) -> u64 {
+        self.matrices_of(layers, has_head).into_iter().map(Matrix::bytes).sum()
     }
 }
 

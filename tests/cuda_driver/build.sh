@@ -26,12 +26,13 @@ tsan)
 esac
 
 mkdir -p "$out"
+rm -f "$out"/*.o
 # Any x86-64 CPU since 2013. As on the device, a product and a sum are rounded apart unless fmaf is written. Warnings are
 # for the compilers of the device.
 common="-std=c++17 -g1 -march=x86-64-v3 -ffp-contract=off -fno-strict-aliasing -fPIC -fvisibility=hidden -DSAYFA_EMULATED
     -I$here -I$root/kernels"
 # The kernels: what carries the attribute that emulated.h gives __global__.
-names=$(g++ $common -E -P "$kernels" -x c++ | grep -oE 'extern "C" __attribute__\(\(used\)\) +void +[A-Za-z0-9_]+' | awk '{print $NF}')
+names=$(g++ $common -E -P -x c++ "$kernels" | grep -oE 'extern "C" __attribute__\(\(used\)\) +void +[A-Za-z0-9_]+' | awk '{print $NF}')
 {
     echo "#include \"$(cd "$(dirname "$kernels")" && pwd)/$(basename "$kernels")\""
     for name in $names; do
@@ -40,14 +41,14 @@ names=$(g++ $common -E -P "$kernels" -x c++ | grep -oE 'extern "C" __attribute__
     done
 } >"$out/kernels.cpp"
 
-g++ $common $kernel_flags -w -c "$out/kernels.cpp" -o "$out/kernels.o" &
-kernels_build=$!
-objects=("$out/kernels.o")
-for source in "$here"/*.cpp; do
-    object=$out/$(basename "$source" .cpp).o
-    g++ $common $driver_flags -Wall -Wextra -c "$source" -o "$object"
-    objects+=("$object")
-done
-wait $kernels_build
+compile() {
+    case $1 in
+    "$out"/*) g++ $common $kernel_flags -w -c "$1" -o "$out/$(basename "$1" .cpp).o" ;;
+    *) g++ $common $driver_flags -Wall -Wextra -c "$1" -o "$out/$(basename "$1" .cpp).o" ;;
+    esac
+}
+export -f compile
+export common kernel_flags driver_flags out
+printf '%s\0' "$out/kernels.cpp" "$here"/*.cpp | xargs -0 -n 1 -P "$(nproc)" bash -c 'compile "$1"' compile
 # The name under which the program looks for a driver: once this file is loaded, glibc answers with it.
-g++ -shared $link_flags -Wl,-soname,libcuda.so -Wl,-z,defs "${objects[@]}" -o "$out/libcuda.so"
+g++ -shared $link_flags -Wl,-soname,libcuda.so -Wl,-z,defs "$out"/*.o -o "$out/libcuda.so"

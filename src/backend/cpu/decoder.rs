@@ -7,7 +7,9 @@ use super::ops::{add, add_scaled, rms_norm, rope};
 use super::pages::{NewRows, Pages, Slot, Slots};
 use super::simd::{Kernels, exp};
 use super::threads::Crew;
-use crate::backend::{Batch, Stage, Stopwatch};
+use std::sync::Mutex;
+
+use crate::backend::{self, Batch, Part, Stage, Stopwatch, Tap, Tapped};
 use crate::kv::layout::{BLOCK_TOKENS, Half, KvType};
 use crate::kv::rows::rotate;
 use crate::model::{Config, Expert, FeedForward, Layer, Linear, Model};
@@ -94,7 +96,8 @@ impl Widths {
 }
 
 impl Buffers {
-    pub fn new(widths: &Widths, options: &Options) -> Buffers {
+    /// `has_head`: logits will be wanted.
+    pub fn new(widths: &Widths, options: &Options, has_head: bool) -> Buffers {
         let (w, n, activations) = (widths, options.batch_tokens, options.activations);
         let int8_heads = if options.kv_type_k == KvType::Int8 { w.n_heads } else { 0 };
         let (input_dim, expert_dim) = w.input_dims();
@@ -116,12 +119,12 @@ impl Buffers {
             gate_up: vec![0.0; n * 2 * w.hidden_dim],
             y: vec![0.0; n * w.dim],
             experts,
-            logits: vec![0.0; options.batch_logits * w.vocab],
+            logits: vec![0.0; if has_head { options.batch_logits * w.vocab } else { 0 }],
         }
     }
 
     /// Bytes that `new` allocates, for plans; a test compares the two.
-    pub fn bytes(widths: &Widths, options: &Options) -> u64 {
+    pub fn bytes(widths: &Widths, options: &Options, has_head: bool) -> u64 {
         let (w, n) = (widths, options.batch_tokens as u64);
         let f32s = |elements: usize| 4 * elements as u64;
         let int8_heads = if options.kv_type_k == KvType::Int8 { w.n_heads } else { 0 };
@@ -136,46 +139,61 @@ impl Buffers {
             + Input::bytes(options.activations, options.batch_tokens, input_dim)
             + experts
             + Attention::bytes(options.threads, w.group, w.head_dim)
-            + f32s(options.batch_logits) * w.vocab as u64
+            + if has_head { f32s(options.batch_logits) * w.vocab as u64 } else { 0 }
     }
 
     /// (n_logits, vocab) of the last batch.
-    pub fn logits(&self, n: usize, vocab: usize) -> &[f32] {
-        &self.logits[..n * vocab]
+    pub fn logits(&self, len: usize) -> &[f32] {
+        &self.logits[..len]
+    }
+
+    /// (n, dim) behind the last layer.
+    pub fn hidden(&self, len: usize) -> &[f32] {
+        &self.x[..len]
     }
 }
 
 /// What stays the same through one forward pass.
 pub struct Pass<'a> {
     pub model: &'a Model,
+    pub part: &'a Part,
     pub kernels: &'a Kernels,
     pub crew: &'a Crew<'a>,
     pub batch: &'a Batch,
     /// Times the stages, when somebody asks for it.
     pub watch: Option<&'a Stopwatch>,
+    /// Looks at the stages, when a test asks for it.
+    pub tap: Option<&'a Mutex<Tap>>,
 }
 
 impl Pass<'_> {
-    /// Tokens in, logits of the wanted ones out; K and V of all of them in the pages.
-    pub fn forward(&self, pages: &mut Pages, b: &mut Buffers) {
+    /// Tokens or hidden rows in; hidden rows, or with the head logits of the wanted ones, out; K and V of all of them in
+    /// the pages.
+    pub fn run(&self, input: backend::Input, has_head: bool, pages: &mut Pages, b: &mut Buffers) {
         let slots = self.slots();
         self.begin(Stage::Embed);
-        self.embed(b);
+        match input {
+            backend::Input::Tokens => self.embed(b),
+            backend::Input::Hidden(x) => b.x[..x.len()].copy_from_slice(x),
+        }
         self.angles(b);
-        let (layers, head) = (&self.model.layers, [&self.model.output]);
-        for (n, layer) in layers.iter().enumerate() {
+        let (layers, head) = (&self.model.layers[..self.part.layers.end], [&self.model.output]);
+        for n in self.part.layers.clone() {
+            let layer = &layers[n];
             let next_qkv = layers.get(n + 1).map(Layer::qkv);
             let after = next_qkv.as_ref().map_or(&head[..], |qkv| &qkv[..]);
             self.attention(n, layer, &slots, pages, b);
             match &layer.ffn {
-                FeedForward::Dense(ffn) => self.dense(&layer.ffn_norm, ffn, after, b),
+                FeedForward::Dense(ffn) => self.dense(n, &layer.ffn_norm, ffn, after, b),
                 FeedForward::Experts { router, experts, used } => {
                     self.experts(&layer.ffn_norm, router, experts, *used, b);
                 }
             }
             self.add_to_residual(b);
         }
-        self.head(b);
+        if has_head {
+            self.head(b);
+        }
         self.end();
     }
 
@@ -189,6 +207,27 @@ impl Pass<'_> {
     fn end(&self) {
         if let Some(watch) = self.watch {
             watch.begin(None);
+        }
+    }
+
+    /// Shows a stage's result (n, cols), f32.
+    fn tap(&self, stage: Stage, layer: usize, values: &[f32]) {
+        if let Some(tap) = self.tap {
+            let mut values = values.to_vec();
+            let mut tap = tap.lock().expect("a tap that panics ends the pass");
+            tap(stage, layer, Tapped::Floats(&mut values));
+        }
+    }
+
+    /// Shows the rows that the next matrices read, int8 where they read that.
+    fn tap_input(&self, stage: Stage, layer: usize, input: &Input, (n, cols): (usize, usize), reader: &Linear) {
+        match self.tap {
+            Some(tap) if input.is_quantized_for(&reader.weight) => {
+                let (mut levels, mut scales) = input.levels(n, cols);
+                let mut tap = tap.lock().expect("a tap that panics ends the pass");
+                tap(stage, layer, Tapped::Levels(&mut levels, &mut scales));
+            }
+            _ => self.tap(stage, layer, &input.x[..n * cols]),
         }
     }
 
@@ -236,8 +275,10 @@ impl Pass<'_> {
 
         let qkv = layer.qkv();
         self.norm(&layer.attn_norm, &qkv, &b.x, &mut b.input);
+        self.tap_input(Stage::Norm, n, &b.input, (tokens, config.dim), &layer.attn_q);
         self.begin(Stage::Qkv);
         matmul(self.crew, self.kernels, &qkv, &[&layer.attn_output], &b.input, tokens, &mut b.qkv);
+        self.tap(Stage::Qkv, n, &b.qkv[..tokens * qkv_len]);
 
         self.begin(Stage::Rope);
         let (cos, sin, pairs) = (&b.cos, &b.sin, head_dim / 2);
@@ -262,11 +303,12 @@ impl Pass<'_> {
         self.begin(Stage::Store);
         let rows = &b.qkv[..tokens * qkv_len];
         let (kv_heads, k_at, v_at) = (shape.n_kv_heads, q_dim, q_dim + kv_dim);
-        let new = NewRows { layer: n, kv_heads, rows, row_len: qkv_len, k_at, v_at };
+        let held = n - self.part.layers.start;
+        let new = NewRows { layer: held, kv_heads, rows, row_len: qkv_len, k_at, v_at };
         pages.store(self.crew, slots, &new, self.kernels.encode);
 
         self.begin(Stage::Attention);
-        let shape = LayerShape { layer: n, n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim };
+        let shape = LayerShape { layer: held, n_heads: shape.n_heads, n_kv_heads: shape.n_kv_heads, head_dim };
         for row in &self.batch.rows {
             let first = row.tokens.start;
             let task = Task {
@@ -289,7 +331,9 @@ impl Pass<'_> {
                 row.chunks_exact_mut(head_dim).for_each(rotate);
             }
         });
+        self.tap_input(Stage::Attention, n, &b.input, (tokens, q_dim), &layer.attn_output);
         matmul(self.crew, self.kernels, &[&layer.attn_output], &layer.ffn.first(), &b.input, tokens, &mut b.y);
+        self.tap(Stage::AttnOutput, n, &b.y[..tokens * config.dim]);
         self.add_to_residual(b);
     }
 
@@ -309,9 +353,13 @@ impl Pass<'_> {
     }
 
     /// y = down(silu(gate(h)) * up(h)) with h = norm(x).
-    fn dense(&self, norm: &[f32], ffn: &Expert, after: &[&Linear], b: &mut Buffers) {
+    fn dense(&self, n: usize, norm: &[f32], ffn: &Expert, after: &[&Linear], b: &mut Buffers) {
         self.norm(norm, &[&ffn.gate, &ffn.up], &b.x, &mut b.input);
-        self.feed_forward((ffn, after), self.n_tokens(), &mut b.input, &mut b.gate_up, &mut b.y);
+        let (tokens, dim) = (self.n_tokens(), self.model.config.dim);
+        self.tap_input(Stage::Norm, n, &b.input, (tokens, dim), &ffn.gate);
+        self.feed_forward((ffn, after), tokens, &mut b.input, &mut b.gate_up, &mut b.y);
+        self.tap_input(Stage::Silu, n, &b.input, (tokens, ffn.gate.weight.rows), &ffn.down);
+        self.tap(Stage::Down, n, &b.y[..tokens * dim]);
     }
 
     /// The three matrices of a feed-forward network on `n` prepared rows; leaves other rows in `input`. `after`: matrices

@@ -6,6 +6,7 @@ use super::Activations;
 use super::simd::Kernels;
 use super::threads::Crew;
 use crate::model::{Linear, Matrix};
+use crate::quant::GROUP;
 use crate::quant::activation::{QuantTile, TILE};
 
 /// Columns in whose multiples work is shared out: the widest panel of any table.
@@ -33,8 +34,21 @@ impl Input {
     }
 
     /// Whether a matrix reads the int8 form.
-    fn is_quantized_for(&self, weight: &Matrix) -> bool {
+    pub fn is_quantized_for(&self, weight: &Matrix) -> bool {
         self.activations != Activations::F32 && weight.dtype.is_quantized()
+    }
+
+    /// (n, cols) int8 levels and (n, cols / 32) scales of the prepared rows, for those who look.
+    pub fn levels(&self, n: usize, cols: usize) -> (Vec<i8>, Vec<f32>) {
+        let (mut levels, mut scales) = (Vec::with_capacity(n * cols), Vec::with_capacity(n * cols / GROUP));
+        for token in 0..n {
+            let tile = &self.tiles[token / TILE];
+            for g in 0..cols / GROUP {
+                levels.extend(tile.group(g, 0, token % TILE));
+                scales.push(tile.x_scale(g)[token % TILE]);
+            }
+        }
+        (levels, scales)
     }
 
     /// Fills `n` rows of `cols` by `fill(token, row)` and quantizes them for `readers`.

@@ -11,11 +11,11 @@ mod simd;
 mod threads;
 mod work;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 
-use super::{Backend, Batch, Info, Profile, Stopwatch};
+use super::{Backend, Batch, Best, Info, Input, Output, Part, Profile, Stopwatch, Tap, Want};
 use crate::kv::layout::{BLOCK_TOKENS, BlockId, Half, KvType, Layout};
 use crate::model::{Fingerprint, Model};
 use crate::quant::activation::Precision;
@@ -105,36 +105,56 @@ pub struct ScratchBytes {
 pub fn scratch_bytes(widths: &Widths, options: &Options) -> ScratchBytes {
     let per_span = Attention::bytes_per_span(widths.n_heads, widths.head_dim);
     ScratchBytes {
-        fixed: Buffers::bytes(widths, &options.resolved()),
+        fixed: Buffers::bytes(widths, &options.resolved(), true),
         per_context_token: per_span.div_ceil(SPAN_TOKENS as u64),
     }
 }
 
-/// Builds the CPU backend.
+/// Builds the CPU backend of a whole model.
 pub fn open(model: Arc<Model>, options: &Options) -> Result<Box<dyn Backend>> {
+    let part = Part::whole(model.config.n_layers);
+    open_part(model, options, part)
+}
+
+/// The same for some of the layers, with or without the head; it can always begin with the embeddings.
+pub fn open_part(model: Arc<Model>, options: &Options, part: Part) -> Result<Box<dyn Backend>> {
     let kernels = simd::choose(options.simd)?;
     let options = options.resolved();
     let (threads, batch_logits) = (options.threads, options.batch_logits);
     let team = Team::new(threads)?;
     let config = &model.config;
-    let layout = Layout::new(&config.kv_heads(), config.head_dim, options.kv_type_k, options.kv_type_v);
+    let kv_heads = &config.kv_heads()[part.layers.clone()];
+    let layout = Layout::new(kv_heads, config.head_dim, options.kv_type_k, options.kv_type_v);
     let info = Info {
         identity: identity(&model, &layout, options.activations),
         device: format!("CPU, {threads} threads, {}", kernels.name),
         threads,
         vocab: config.vocab,
         trained_tokens: config.context_tokens,
-        weight_bytes_per_token: model.bytes_per_token(),
+        weight_bytes_per_token: model.bytes_per_token_of(part.layers.clone(), part.has_head),
         kv_bytes_per_token: (layout.block_bytes() / BLOCK_TOKENS) as u64,
         block_bytes: layout.block_bytes() as u64,
         block_stride_bytes: layout.block_stride() as u64,
         batch_tokens: options.batch_tokens,
         batch_logits,
     };
-    let buffers = Buffers::new(&Widths::of(config), &options);
+    let buffers = Buffers::new(&Widths::of(config), &options, part.has_head);
     let pages = Pages::new(layout, 0)?;
     let activations = options.activations;
-    Ok(Box::new(Cpu { model, kernels, team, pages, buffers, info, activations, stopwatch: None }))
+    let best = Vec::with_capacity(batch_logits);
+    Ok(Box::new(Cpu {
+        model,
+        part,
+        kernels,
+        team,
+        pages,
+        buffers,
+        best,
+        info,
+        activations,
+        stopwatch: None,
+        tap: None,
+    }))
 }
 
 /// Of everything beside the tokens that decides the bytes of a block.
@@ -156,14 +176,18 @@ fn identity(model: &Model, layout: &Layout, activations: Activations) -> u64 {
 
 struct Cpu {
     model: Arc<Model>,
+    part: Part,
     kernels: &'static Kernels,
     team: Team,
     pages: Pages,
     buffers: Buffers,
+    /// (n_wanted)
+    best: Vec<Best>,
     info: Info,
     activations: Activations,
     /// While batches are profiled.
     stopwatch: Option<Stopwatch>,
+    tap: Option<Mutex<Tap>>,
 }
 
 impl Backend for Cpu {
@@ -176,33 +200,48 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<&[f32]> {
+    fn run(&mut self, batch: &Batch, input: Input, want: Want) -> Result<Output<'_>> {
         let (n, wanted) = (batch.tokens.len(), batch.wanted.len());
         assert!(n > 0 && n <= self.info.batch_tokens, "a batch of {n} tokens");
         assert!(wanted <= self.info.batch_logits, "{wanted} logits in a batch");
-        let Cpu { model, kernels, team, pages, buffers, stopwatch, .. } = self;
-        let watch = stopwatch.as_ref();
-        team.run(|crew| Pass { model, kernels, crew, batch, watch }.forward(pages, buffers));
+        assert!(self.part.has_head || want == Want::Hidden, "this part of the model has no output head");
+        let Cpu { model, part, kernels, team, pages, buffers, stopwatch, tap, .. } = self;
+        let (watch, tap) = (stopwatch.as_ref(), tap.as_ref());
+        let has_head = want != Want::Hidden;
+        team.run(|crew| Pass { model, part, kernels, crew, batch, watch, tap }.run(input, has_head, pages, buffers));
         if let Some(stopwatch) = stopwatch {
-            work::add_batch(stopwatch.profile(), model, pages.layout(), self.activations, batch);
+            let part = Part { has_head, ..self.part.clone() };
+            work::add_batch(stopwatch.profile(), (model, &part), pages.layout(), self.activations, batch);
         }
-        Ok(self.buffers.logits(wanted, self.info.vocab))
+        let vocab = self.info.vocab;
+        Ok(match want {
+            Want::Hidden => Output::Hidden(self.buffers.hidden(n * self.model.config.dim)),
+            Want::Logits => Output::Logits(self.buffers.logits(wanted * vocab)),
+            Want::Best => {
+                self.best.clear();
+                self.best.extend(self.buffers.logits(wanted * vocab).chunks(vocab).map(Best::of));
+                Output::Best(&self.best)
+            }
+        })
     }
 
-    fn copy_block(&mut self, from: BlockId, to: BlockId) {
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<()> {
         self.pages.copy(from, to);
+        Ok(())
     }
 
     fn release_blocks(&mut self, blocks: &[BlockId]) {
         self.pages.release(blocks);
     }
 
-    fn read_block(&self, block: BlockId, contents: &mut [u8]) {
+    fn read_block(&self, block: BlockId, contents: &mut [u8]) -> Result<()> {
         contents.copy_from_slice(self.pages.block(block));
+        Ok(())
     }
 
-    fn write_block(&mut self, block: BlockId, contents: &[u8]) {
+    fn write_block(&mut self, block: BlockId, contents: &[u8]) -> Result<()> {
         self.pages.write(block, contents);
+        Ok(())
     }
 
     fn set_profiling(&mut self, on: bool) {
@@ -211,5 +250,9 @@ impl Backend for Cpu {
 
     fn take_profile(&mut self) -> Option<Profile> {
         self.stopwatch.as_mut().map(|stopwatch| std::mem::take(stopwatch.profile()))
+    }
+
+    fn set_tap(&mut self, tap: Option<Tap>) {
+        self.tap = tap.map(Mutex::new);
     }
 }

@@ -4,11 +4,18 @@
 //! and additions; what a stage does beside its matrices or its attention is too little to count.
 
 use super::Activations;
-use crate::backend::{Batch, Profile, Stage, Work};
+use crate::backend::{Batch, Part, Profile, Stage, Work};
 use crate::kv::layout::{Half, KvType, Layout};
 use crate::model::{FeedForward, Linear, Model};
 
-pub fn add_batch(profile: &mut Profile, model: &Model, layout: &Layout, activations: Activations, batch: &Batch) {
+/// For the layers of a part, and for the head where it was computed.
+pub fn add_batch(
+    profile: &mut Profile,
+    (model, part): (&Model, &Part),
+    layout: &Layout,
+    activations: Activations,
+    batch: &Batch,
+) {
     let tokens = batch.tokens.len();
     let product = |linear: &Linear, tokens: f64| {
         let weight = &linear.weight;
@@ -27,7 +34,8 @@ pub fn add_batch(profile: &mut Profile, model: &Model, layout: &Layout, activati
     };
     let embedding = model.token_embd.row_bytes() * tokens;
     profile.add_work(Stage::Embed, Work { bytes: embedding as f64, ..Work::default() });
-    for (layer, shape) in model.layers.iter().zip(&model.config.layers) {
+    let layers = part.layers.clone();
+    for (layer, shape) in model.layers[layers.clone()].iter().zip(&model.config.layers[layers]) {
         profile.add_work(Stage::Qkv, products(&[&layer.attn_q, &layer.attn_k, &layer.attn_v], tokens));
         profile.add_work(Stage::AttnOutput, products(&[&layer.attn_output], tokens));
         profile.add_work(Stage::Attention, attention(shape.n_heads, shape.n_kv_heads, layout, batch));
@@ -47,7 +55,7 @@ pub fn add_batch(profile: &mut Profile, model: &Model, layout: &Layout, activati
             profile.add_work(Stage::Down, down);
         }
     }
-    if !batch.wanted.is_empty() {
+    if part.has_head && !batch.wanted.is_empty() {
         profile.add_work(Stage::Head, products(&[&model.output], batch.wanted.len()));
     }
 }
