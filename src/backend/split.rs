@@ -94,9 +94,10 @@ impl Backend for Split {
 
     fn take_profile(&mut self) -> Option<Profile> {
         let mut profile = self.host.take_profile()?;
-        let gpu = self.gpu.take_profile()?;
+        let mut gpu = self.gpu.take_profile()?;
         // Both saw the same passes.
-        profile.add(&Profile { passes: 0, ..gpu });
+        gpu.passes = 0;
+        profile.add(&gpu);
         Some(profile)
     }
 

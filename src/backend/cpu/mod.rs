@@ -28,8 +28,8 @@ use threads::Team;
 pub use ceilings::Meter;
 pub use cores::{default_threads, memory_nodes};
 pub use decoder::Widths;
-pub(super) use work::add_batch as add_work;
 pub use simd::Simd;
+pub(super) use work::add_batch as add_work;
 
 /// What micro benchmarks need to call kernels one by one; nothing else outside this room does.
 #[doc(hidden)]

@@ -121,8 +121,7 @@ impl Launches<'_> {
         let hidden = b.hidden.rows(tokens, hidden_dim, readers);
         match self.shape.kind {
             Kind::Decode => {
-                let [gate, up, _] = layer.gate_up.matrices().matrix;
-                self.products.gate_up(self.device, (&gate, &up), &input, &hidden, tokens)?;
+                self.products.gate_up(self.device, layer.gate_up.matrices(), &input, &hidden, tokens)?;
             }
             Kind::Prefill => {
                 self.product(&layer.gate_up, &input, &b.gate_up)?;
@@ -156,7 +155,7 @@ impl Launches<'_> {
         if y.is_null() {
             return Ok(());
         }
-        let nobody = Rows { q: Ptr::NULL, groups: Ptr::NULL, x: Ptr::NULL, cols: self.config.dim as i32, unused: 0 };
+        let nobody = Rows { cols: self.config.dim as i32, ..Rows::NONE };
         let any = &self.weights.layers[0].attn_norm;
         self.add_norm(any, y, &nobody)
     }

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail};
 
 use super::cpu::{self, Activations, ScratchBytes, Widths};
 use super::{Backend, Batch, Best, Gpu, Info, Input, Output, Part, Profile, Stopwatch, Tap, Want};
-use crate::kv::layout::{BLOCK_TOKENS, BlockId, Half, KvType, Layout};
+use crate::kv::layout::{BLOCK_TOKENS, BlockId, KvType, Layout};
 use crate::model::{Config, Model};
 use attend::Attend;
 use buffers::{Buffers, Sizes, most_spans};
@@ -43,6 +43,7 @@ pub use driver::{DeviceInfo, Unavailable, devices};
 pub mod testing {
     pub use super::attend::*;
     pub use super::driver::{Buffer, Device, Kernel, KernelArgs, Pinned, blocks};
+    pub use super::forms::{Form, Layout, PLANES};
     pub use super::params::*;
     pub use super::products::*;
     pub use super::repack::repack;
@@ -237,8 +238,7 @@ impl Cuda {
                     if graphs.len() >= MOST_GRAPHS {
                         graphs.clear();
                     }
-                    let unwatched =
-                        &mut Watch { device: &self.device, stopwatch: None, tap: None, first_layer };
+                    let unwatched = &mut Watch { device: &self.device, stopwatch: None, tap: None, first_layer };
                     let graph = self.device.capture(|| launches.run(end, unwatched))?;
                     graphs.insert((shape, end), graph);
                 }

@@ -98,6 +98,11 @@ pub struct Rows {
     pub unused: i32,
 }
 
+impl Rows {
+    /// For kernels that write elsewhere.
+    pub const NONE: Rows = Rows { q: Ptr::NULL, groups: Ptr::NULL, x: Ptr::NULL, cols: 0, unused: 0 };
+}
+
 /// One layer of the paged KV pool.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]

@@ -27,10 +27,6 @@ impl Pool {
         &self.layout
     }
 
-    pub fn n_blocks(&self) -> usize {
-        self.n_blocks
-    }
-
     /// Where kernels find the rows of a layer, counted from the first that is held.
     pub fn layer(&self, layer: usize) -> KvLayer {
         let layout = &self.layout;

@@ -98,24 +98,26 @@ impl Pass {
             wanted: self.wanted.len(),
             tiles: match self.kind {
                 Kind::Decode => 0,
-                Kind::Prefill => self.tiles(batch, largest_group).count(),
+                Kind::Prefill => self.tiles(batch, largest_group).len(),
             },
             spans: bucket(longest.unwrap_or(1)),
         }
     }
 
     /// Tokens that a block of the prefill's attention takes together: of one sequence, no more than its shared memory holds
-    /// with all query heads of a KV head.
-    fn tiles(&self, batch: &Batch, largest_group: usize) -> impl Iterator<Item = Tile> {
+    /// with all query heads of a KV head. The last ones, which see most, come first: what is left to the end is short.
+    fn tiles(&self, batch: &Batch, largest_group: usize) -> Vec<Tile> {
         let most = PREFILL_QUERIES / largest_group;
         let mut first = 0;
-        let lengths = self.rows.iter().map(move |&row| batch.rows[row].tokens.len());
-        lengths.flat_map(move |len| {
-            let start = first;
+        let mut tiles = Vec::new();
+        for &row in &self.rows {
+            let len = batch.rows[row].tokens.len();
+            let tile = |at: usize| Tile { first: (first + at) as i32, count: most.min(len - at) as i32 };
+            tiles.extend((0..len).step_by(most).map(tile));
             first += len;
-            let tile = move |at: usize| Tile { first: (start + at) as i32, count: most.min(len - at) as i32 };
-            (0..len).step_by(most).map(tile)
-        })
+        }
+        tiles.reverse();
+        tiles
     }
 }
 
@@ -285,8 +287,8 @@ mod tests {
         assert_eq!((&passes[0].wanted[..], &passes[0].wanted_at[..]), (&[1, 0][..], &[0, 2][..]));
         assert_eq!((passes[1].kind, passes[1].tokens.len()), (Kind::Prefill, 39));
         assert_eq!((&passes[1].wanted[..], &passes[1].wanted_at[..]), (&[38][..], &[1][..]));
-        let tiles: Vec<_> = passes[1].tiles(&batch, 3).map(|tile| (tile.first, tile.count)).collect();
-        assert_eq!(tiles, [(0, 21), (21, 18)]);
+        let tiles: Vec<_> = passes[1].tiles(&batch, 3).iter().map(|tile| (tile.first, tile.count)).collect();
+        assert_eq!(tiles, [(21, 18), (0, 21)]);
         assert_eq!(passes[0].shape(&batch, 3).spans, 2);
         // two rows of two spans each, where there is room for three
         let apart = super::passes(&batch, 3);
