@@ -96,14 +96,18 @@ fn load() -> StandIn {
     // SAFETY: the signatures are those in tests/cuda_driver.
     unsafe {
         StandIn {
-            poison: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(u64, usize)>(symbol(c"sayfa_cuda_poison")),
+            poison: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(u64, usize)>(symbol(
+                c"sayfa_cuda_poison",
+            )),
             unpoison: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(u64, usize)>(symbol(
                 c"sayfa_cuda_unpoison",
             )),
             launches: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn() -> usize>(symbol(
                 c"sayfa_cuda_launches",
             )),
-            order: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(i32, u64)>(symbol(c"sayfa_cuda_order")),
+            order: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(i32, u64)>(symbol(
+                c"sayfa_cuda_order",
+            )),
         }
     }
 }
@@ -138,7 +142,11 @@ pub fn build(variant: &str, kernels: &Path) -> PathBuf {
         .env_remove("LD_PRELOAD")
         .output()
         .expect("tests/cuda_driver/build.sh starts");
-    assert!(output.status.success(), "the stand-in driver does not build:\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "the stand-in driver does not build:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     fs::rename(&unfinished, &built).unwrap();
     built
 }
@@ -148,7 +156,8 @@ fn hash_of_sources(kernels: &Path) -> u64 {
     for folder in ["tests/cuda_driver", "kernels"] {
         let entries = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
         files.extend(entries.filter(|path| {
-            path.extension().is_some_and(|extension| ["cpp", "h", "sh", "cu", "cuh"].iter().any(|known| extension == *known))
+            path.extension()
+                .is_some_and(|extension| ["cpp", "h", "sh", "cu", "cuh"].iter().any(|known| extension == *known))
         }));
     }
     files.sort();
