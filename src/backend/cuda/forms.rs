@@ -49,6 +49,11 @@ impl Form {
         }
     }
 
+    /// Whether the form of this number is one of floats, which read f32 rows.
+    pub const fn is_float(form: i32) -> bool {
+        form >= Form::F32 as i32
+    }
+
     /// Bytes of eight groups in each plane. (For floats a group is 32 elements.)
     const fn bytes_of_eight_groups(self) -> [usize; PLANES] {
         match self {
@@ -174,8 +179,8 @@ mod tests {
         for dtype in DType::ALL {
             let ratio = device_bytes(dtype, 4096, 4096) as f64 / file(dtype) as f64;
             let most = match dtype {
-                DType::Q2_K => 1.77,                  // two bits in four
-                DType::Q3_K => 1.33,                  // three bits in four
+                DType::Q2_K => 1.77,                   // two bits in four
+                DType::Q3_K => 1.33,                   // three bits in four
                 DType::IQ4_NL | DType::IQ4_XS => 1.18, // f32 scales
                 DType::MXFP4 => 1.18,
                 _ => 1.0,

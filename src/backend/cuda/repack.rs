@@ -241,7 +241,8 @@ mod tests {
             let planes = repacked(&layout, &source);
             for (row, source) in source.chunks_exact(source.len() / 5).enumerate() {
                 for g in 0..768 / GROUP {
-                    let (made, want) = (group_of_planes(&layout, &planes, row * 768 / GROUP + g), group(dtype, source, g));
+                    let (made, want) =
+                        (group_of_planes(&layout, &planes, row * 768 / GROUP + g), group(dtype, source, g));
                     assert_eq!(made, want, "{}, row {row}, group {g}", dtype.name());
                 }
             }
