@@ -6,7 +6,6 @@ mod cuda_driver;
 #[allow(dead_code)]
 #[path = "support/cuda_models.rs"]
 mod cuda_models;
-#[allow(dead_code)]
 #[path = "support/gguf_writer.rs"]
 mod gguf_writer;
 #[allow(dead_code)]
