@@ -51,7 +51,7 @@ struct MatmulTile {
             with_quantized_form(m.form, [&](auto tag) {
                 packed = load_group<decltype(tag)::form>(m, (size_t)min(row + r, m.rows - 1) * groups + group, 0);
             });
-#pragma unroll
+#pragma unroll 1
         for (int unit = threadIdx.x; unit < TOKENS * STAGE * 2; unit += THREADS) {
             const int t = unit / (STAGE * 2), half = unit % (STAGE * 2);
             if (g + half / 2 < groups)
