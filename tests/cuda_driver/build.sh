@@ -32,7 +32,8 @@ rm -f "$out"/*.o
 common="-std=c++17 -g1 -march=x86-64-v3 -ffp-contract=off -fno-strict-aliasing -fPIC -fvisibility=hidden -DSAYFA_EMULATED
     -I$here -I$root/kernels"
 # The kernels: what carries the attribute that emulated.h gives __global__.
-names=$(g++ $common -E -P -x c++ "$kernels" | grep -oE 'extern "C" __attribute__\(\(used\)\) +void +[A-Za-z0-9_]+' | awk '{print $NF}')
+names=$(g++ $common -E -P -x c++ "$kernels" | tr '\n' ' ' |
+    grep -oE 'extern "C" __attribute__\(\(used\)\) +void +[A-Za-z0-9_]+' | awk '{ print $NF }')
 {
     echo "#include \"$(cd "$(dirname "$kernels")" && pwd)/$(basename "$kernels")\""
     for name in $names; do

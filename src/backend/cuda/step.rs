@@ -228,8 +228,9 @@ impl Staging {
                 }
                 at += 1;
             }
+            let n_pages = (row.cached_tokens + row.tokens.len()).div_ceil(BLOCK_TOKENS);
             let pages = &mut words[places.pages.start + sequence * max_pages(shape)..][..max_pages(shape)];
-            pages[..row.pages.len()].copy_from_slice(&row.pages);
+            pages[..n_pages].copy_from_slice(&row.pages[..n_pages]);
         }
         words[places.wanted].iter_mut().zip(&pass.wanted).for_each(|(word, &token)| *word = token as u32);
         if shape.kind == Kind::Prefill {
