@@ -8,7 +8,7 @@
 
 const int SPAN_THREADS = 256;
 const int SPAN_WARPS = SPAN_THREADS / 32;
-const int QUAD = 4; // rows of V that a lane asks for at once
+const int QUAD = 4; // entries whose weights are read at once
 
 // Query heads whose o are added up at once at the end, and floats of shared memory that a block needs for that: a lane
 // holds 8 elements. Queries and scores lie there before: H * (256 + 256) at most.
@@ -24,46 +24,46 @@ struct SpanWork {
 };
 
 // Scores of n entries of F16 K with H queries in shared memory (H, head_dim). Four lanes share a row, 16 bytes of it each
-// at a time; a lane has four rows, so that what it reads of a query serves four.
+// at a time; a lane has four rows, or two where registers are short, so that what it reads of a query serves them all.
 template <int H>
 __device__ __forceinline__ void score_f16(const SpanWork& work, const float* q, float scale, float* scores) {
-    const int LANES = 4, ROWS = 4, STEP = SPAN_THREADS / LANES;
-    const int lane = threadIdx.x % LANES, first = threadIdx.x / LANES, head_dim = work.head_dim;
-    const uint4* row[ROWS];
-    float sum[ROWS][H] = {};
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const int entry = first + r * STEP;
-        row[r] = entry < work.n ? reinterpret_cast<const uint4*>(work.k.row(entry, 2 * head_dim)) : nullptr;
-    }
+    const int LANES = 4, ROWS = H > 4 ? 2 : 4, STEP = SPAN_THREADS / LANES;
+    const int lane = threadIdx.x % LANES, head_dim = work.head_dim;
 #pragma unroll 1
-    for (int chunk = lane; chunk < head_dim / 8; chunk += LANES) {
-        uint4 stored[ROWS];
+    for (int first = threadIdx.x / LANES; first < SPAN_TOKENS; first += ROWS * STEP) {
+        const uint4* row[ROWS];
+        float sum[ROWS][H] = {};
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) stored[r] = row[r] ? row[r][chunk] : uint4{0, 0, 0, 0};
-        float k[ROWS][8];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) widen(stored[r], k[r]);
-#pragma unroll
-        for (int h = 0; h < H; h++) {
-            const float4* part = reinterpret_cast<const float4*>(q + h * head_dim + chunk * 8);
-            const float4 low = part[0], high = part[1];
-            const float query[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-#pragma unroll
-                for (int r = 0; r < ROWS; r++) sum[r][h] = fmaf(k[r][i], query[i], sum[r][h]);
+        for (int r = 0; r < ROWS; r++) {
+            const int entry = first + r * STEP;
+            row[r] = entry < work.n ? reinterpret_cast<const uint4*>(work.k.row(entry, 2 * head_dim)) : nullptr;
         }
+#pragma unroll 1
+        for (int chunk = lane; chunk < head_dim / 8; chunk += LANES) {
+            float k[ROWS][8];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) widen(row[r] ? row[r][chunk] : uint4{0, 0, 0, 0}, k[r]);
+#pragma unroll
+            for (int h = 0; h < H; h++) {
+                const float4* part = reinterpret_cast<const float4*>(q + h * head_dim + chunk * 8);
+                const float4 low = part[0], high = part[1];
+                const float query[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) sum[r][h] = fmaf(k[r][i], query[i], sum[r][h]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int h = 0; h < H; h++) {
+                float dot = sum[r][h];
+                dot += __shfl_xor_sync(0xffffffffu, dot, 1);
+                dot += __shfl_xor_sync(0xffffffffu, dot, 2);
+                if (lane == r && row[r]) scores[h * SPAN_TOKENS + first + r * STEP] = dot * scale;
+            }
     }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int h = 0; h < H; h++) {
-            float dot = sum[r][h];
-            dot += __shfl_xor_sync(0xffffffffu, dot, 1);
-            dot += __shfl_xor_sync(0xffffffffu, dot, 2);
-            if (lane == r && row[r]) scores[h * SPAN_TOKENS + first + r * STEP] = dot * scale;
-        }
 }
 
 // The same with int8 K and queries; q_scales (H) are those of the queries times 1 / sqrt(head_dim). Two lanes share a row,
@@ -152,29 +152,24 @@ __device__ __forceinline__ void add_values(const SpanWork& work, const float* p,
                                            float (&o)[H][8]) {
     const int row_chunks = work.head_dim / 8;
 #pragma unroll 1
-    for (int quad = first_quad; quad * QUAD < work.n; quad += quads) {
-        const int entry = quad * QUAD; // four entries never lie in two pages
+    for (int entry = first_quad * QUAD; entry < work.n; entry += quads * QUAD) { // four entries never lie in two pages
         const Stored* rows =
             reinterpret_cast<const Stored*>(work.v.row(entry, row_chunks * (int)sizeof(Stored))) + chunk;
         Stored stored[QUAD] = {};
 #pragma unroll
         for (int i = 0; i < QUAD; i++)
             if (entry + i < work.n) stored[i] = rows[i * row_chunks];
-        // two rows at a time: all four as f32 would not fit into the registers beside eight heads
+        float v[QUAD][8];
 #pragma unroll
-        for (int i = 0; i < QUAD; i += 2) {
-            float first[8], second[8];
-            widen(stored[i], first);
-            widen(stored[i + 1], second);
+        for (int i = 0; i < QUAD; i++) widen(stored[i], v[i]);
 #pragma unroll
-            for (int h = 0; h < H; h++) {
-                const float2 weight = *reinterpret_cast<const float2*>(p + h * SPAN_TOKENS + entry + i);
+        for (int h = 0; h < H; h++) {
+            const float4 weights = *reinterpret_cast<const float4*>(p + h * SPAN_TOKENS + entry);
+            const float weight[QUAD] = {weights.x, weights.y, weights.z, weights.w};
 #pragma unroll
-                for (int e = 0; e < 8; e++) {
-                    o[h][e] = fmaf(weight.x, first[e], o[h][e]);
-                    o[h][e] = fmaf(weight.y, second[e], o[h][e]);
-                }
-            }
+            for (int i = 0; i < QUAD; i++)
+#pragma unroll
+                for (int e = 0; e < 8; e++) o[h][e] = fmaf(weight[i], v[i][e], o[h][e]);
         }
     }
 }
@@ -236,7 +231,7 @@ __device__ __forceinline__ void attention_span(const Step& step, const Heads& he
     __syncthreads();
 
     // head_dim / 8 lanes hold a row of V; where that is no power of two a few lanes of a warp are idle
-    const int row_lanes = head_dim / 8, warp_quads = 32 / row_lanes, quads = SPAN_WARPS * warp_quads;
+    const int row_lanes = heads.head_dim / 8, warp_quads = 32 / row_lanes, quads = SPAN_WARPS * warp_quads;
     const int chunk = lane % row_lanes, quad = warp * warp_quads + lane / row_lanes;
     const bool active = lane < warp_quads * row_lanes;
     float o[H][8] = {};

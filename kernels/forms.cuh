@@ -44,7 +44,7 @@ struct Scales {
 template <int FORM>
 __device__ __forceinline__ Packed load_group(const Matrix& m, size_t group, int step) {
     const size_t at = group + 32 * step, in_supers = group / 8 + 4 * step;
-    Packed p;
+    Packed p = {};
     if (FORM == FORM_Q8_0) {
         const uint4* quants = reinterpret_cast<const uint4*>(m.quants) + 2 * at;
         p.quants = quants[0];
@@ -126,7 +126,7 @@ __device__ __forceinline__ void unpack_signed(const Packed& p, const uint4& tabl
     unpack_quants<FORM>(p, table, words);
     if (offset_of(FORM) != 0) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) words[i] = (words[i] + (0x80 - offset_of(FORM)) * 0x01010101) ^ 0x80808080;
+        for (int i = 0; i < 8; i++) words[i] = ((unsigned)words[i] + (0x80u - offset_of(FORM)) * 0x01010101u) ^ 0x80808080u;
     }
 }
 

@@ -12,6 +12,10 @@ pub const BLOCK_TOKENS: usize = 16;
 /// Bytes to which the stride of a block in the host pool is rounded: whole pages can be given back to the system.
 pub const STRIDE_ALIGN: usize = 4096;
 
+/// The same for the pool of a GPU, which is one allocation: what keeps loads of 16 bytes aligned, and whole lines of its
+/// caches together.
+pub const DEVICE_STRIDE_ALIGN: usize = 256;
+
 /// Physical block of the pool.
 pub type BlockId = u32;
 
@@ -114,6 +118,11 @@ impl Layout {
     /// Distance between blocks in the host pool.
     pub fn block_stride(&self) -> usize {
         self.block_bytes().next_multiple_of(STRIDE_ALIGN)
+    }
+
+    /// Distance between blocks in the pool of a GPU.
+    pub fn device_stride(&self) -> usize {
+        self.block_bytes().next_multiple_of(DEVICE_STRIDE_ALIGN)
     }
 
     /// Bytes of the rows and scales of one head in a block.
