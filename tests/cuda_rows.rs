@@ -27,10 +27,10 @@ fn add_norm(gpu: &Gpu, x: &[f32], y: Option<&[f32]>, weight: &[f32], wanted: &[i
     let y = y.map(|y| gpu.upload(y));
     let y = y.as_ref().map_or(Ptr::NULL, |y| y.ptr());
     let out = Output::new(gpu, wanted.len(), dim);
-    let rows = if dim % 32 == 0 { out.rows() } else { out.rows_f32() };
+    let rows = if dim.is_multiple_of(32) { out.rows() } else { out.rows_f32() };
     let (device, n) = (&gpu.device, wanted.len());
     gpu.attend.add_norm(device, (x.ptr(), y), (weight.ptr(), EPS), dim, wanted_on.ptr(), &rows, n).unwrap();
-    let normed = if dim % 32 == 0 { out.checked(gpu) } else { out.x(gpu) };
+    let normed = if dim.is_multiple_of(32) { out.checked(gpu) } else { out.x(gpu) };
     (gpu.read(&x), normed)
 }
 
