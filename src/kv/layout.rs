@@ -12,6 +12,9 @@ pub const BLOCK_TOKENS: usize = 16;
 /// Bytes to which the stride of a block in the host pool is rounded: whole pages can be given back to the system.
 pub const STRIDE_ALIGN: usize = 4096;
 
+/// The same in the pool of a device, which is one allocation: aligned for its widest loads.
+pub const DEVICE_STRIDE_ALIGN: usize = 256;
+
 /// Physical block of the pool.
 pub type BlockId = u32;
 
@@ -116,6 +119,11 @@ impl Layout {
         self.block_bytes().next_multiple_of(STRIDE_ALIGN)
     }
 
+    /// Distance between blocks in the pool of a device.
+    pub fn device_stride(&self) -> usize {
+        self.block_bytes().next_multiple_of(DEVICE_STRIDE_ALIGN)
+    }
+
     /// Bytes of the rows and scales of one head in a block.
     pub fn head_bytes(&self, half: Half) -> usize {
         BLOCK_TOKENS * (self.row_bytes(half) + self.row_type(half).scale_bytes())
@@ -165,6 +173,7 @@ mod tests {
         assert!(taken.iter().all(|&cell| cell), "bytes without a row");
         assert_eq!(layout.block_bytes(), 6 * 16 * (8 + 2 + 8 * 4));
         assert_eq!(layout.block_stride() % STRIDE_ALIGN, 0);
+        assert_eq!((layout.block_bytes(), layout.device_stride()), (4032, 4096));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod driver;
 mod params;
 
-pub use driver::{DeviceInfo, Unavailable, devices};
+pub use driver::{DeviceInfo, Unavailable, Usable, device, devices};
 
 /// What tests of single kernels need; nothing else outside this room does.
 #[doc(hidden)]
