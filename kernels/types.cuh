@@ -11,21 +11,24 @@ struct alignas(8) XGroup {
 // `quants` holds nibbles as (rows, G, 16) bytes, element i of a group in the low and element i + 16 in the high half of
 // byte i, or whole bytes as (rows, G, 32).
 enum Form : int {
-    FORM_Q4_0 = 0, // nibbles - 8                                        scales (rows, G) f16
-    FORM_Q4_1 = 1, // nibbles, minimum                                   scales (rows, G) f16 scale, f16 minimum (added)
-    FORM_Q5_0 = 2, // nibbles | bit 4 in high (rows, G) u32, less 16     scales (rows, G) f16
-    FORM_Q5_1 = 3, // nibbles | bit 4 in high (rows, G) u32, minimum     scales (rows, G) f16 scale, f16 minimum (added)
-    FORM_Q8_0 = 4, // bytes                                              scales (rows, G) f16
-    FORM_Q4_K = 5, // nibbles, minimum                                   scales (rows, G / 8, 16): d, dmin f16, 12 bytes as in ggml
-    FORM_Q5_K = 6, // nibbles | bit 4 in high (rows, G) u32, minimum     scales (rows, G / 8, 16): d, dmin f16, 12 bytes as in ggml
-    FORM_Q6_K = 7, // nibbles | bits 4, 5 in high (rows, G, 8), less 32  scales (rows, G, 2) i8, supers (rows, G / 8) f16
-    FORM_I8 = 8,   // bytes                                              scales (rows, G) f32
-    FORM_I8_MIN = 9, // bytes, scale and minimum per half group          scales (rows, G, 4) f32: two scales, two minima (subtracted)
-    FORM_F32 = 10, // quants (rows, cols) f32; reads x instead of q
-    FORM_F16 = 11, // quants (rows, cols) f16
-    FORM_BF16 = 12, // quants (rows, cols) bf16
+    FORM_Q4_0 = 0,  // nibbles, less 8                                   scales (rows, G) f16
+    FORM_Q4_1 = 1,  // nibbles, minimum                                  scales (rows, G) f16 scale, f16 minimum (added)
+    FORM_Q5_0 = 2,  // nibbles | bit 4 in high (rows, G) u32, less 16    scales (rows, G) f16
+    FORM_Q5_1 = 3,  // nibbles | bit 4 in high (rows, G) u32, minimum    scales (rows, G) f16 scale, f16 minimum (added)
+    FORM_Q8_0 = 4,  // bytes                                             scales (rows, G) f16
+    FORM_Q4_K = 5,  // nibbles, minimum                                  scales (rows, G / 8, 16): d, dmin f16, 12 bytes as in ggml
+    FORM_Q5_K = 6,  // nibbles | bit 4 in high (rows, G) u32, minimum    scales (rows, G / 8, 16): d, dmin f16, 12 bytes as in ggml
+    FORM_Q6_K = 7,  // nibbles | bits 4, 5 in high (rows, G, 8), less 32 scales (rows, G, 2) i8, supers (rows, G / 8) f16
+    FORM_CODES = 8, // nibbles, indices of a table of 16 i8 in supers    scales (rows, G) f32
+    FORM_Q2_K = 9,  // nibbles, minimum                                  scales (rows, G, 2): low nibble scale, high nibble minimum
+                    //                                                   of each half; supers (rows, G / 8): d, dmin f16
+    FORM_Q3_K = 10, // nibbles, less 4                                   scales (rows, G, 2) i8, supers (rows, G / 8) f16
+    FORM_F32 = 11,  // quants (rows, cols) f32; reads x instead of q
+    FORM_F16 = 12,  // quants (rows, cols) f16
+    FORM_BF16 = 13, // quants (rows, cols) bf16
 };
-// high bytes of Q6_K: byte j of the 8 holds bits 4 and 5 of elements j, j + 8, j + 16, j + 24 of the group, lowest first.
+// Of the u32 that holds fifth bits, bit 8 * (i % 4) + i / 4 belongs to element i: a shift and a mask spread those of four
+// elements over their bytes. Byte j of Q6_K's 8 holds bits 4 and 5 of elements j, j + 8, j + 16, j + 24, lowest first.
 
 // y = W x + bias
 struct alignas(8) Matrix {
@@ -90,5 +93,18 @@ struct alignas(8) Heads {
     float scale;  // 1 / sqrt(head_dim)
 };
 
+// The likeliest token of a row of logits.
+struct alignas(8) Best {
+    int id;
+    int finite; // 0 if a logit of the row was NaN or infinite; the id means nothing then
+};
+
+// Consecutive tokens of one sequence in the batch that a block of attention_prefill takes.
+struct alignas(8) Tile {
+    int first; // of the batch
+    int count; // with all query heads of a KV head at most PREFILL_QUERIES queries
+};
+
+const int PREFILL_QUERIES = 64;
 const int BLOCK_TOKENS = 16;
 const int SPAN_TOKENS = 256;

@@ -109,7 +109,7 @@ fn the_default_model_keeps_the_contract() {
 
 fn backend(model: &Arc<Model>, n_blocks: usize) -> Box<dyn Backend> {
     let mut backend = cpu::open(model.clone(), &options(Setting::default())).expect("this CPU runs the tests");
-    backend.reserve(n_blocks).expect("a small pool");
+    backend.reserve(n_blocks, 512).expect("a small pool");
     backend
 }
 

@@ -284,8 +284,8 @@ impl Backend for Poisoned {
     fn info(&self) -> &Info {
         self.inner.info()
     }
-    fn reserve(&mut self, n_blocks: usize) -> anyhow::Result<()> {
-        self.inner.reserve(n_blocks)?;
+    fn reserve(&mut self, n_blocks: usize, context_tokens: usize) -> anyhow::Result<()> {
+        self.inner.reserve(n_blocks, context_tokens)?;
         (0..n_blocks as BlockId).for_each(|block| self.spoil(block));
         Ok(())
     }

@@ -3,13 +3,38 @@
 pub mod cpu;
 pub mod cuda;
 mod profile;
+mod split;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::kv::layout::BlockId;
+use crate::model::Model;
 use crate::tokenizer::TokenId;
 
 pub use profile::{Profile, Stage, Stopwatch, Work};
+use split::Split;
+
+/// How much of a model a GPU takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    pub ordinal: usize,
+    /// The last so many of the layers and the output head, which counts as one more.
+    pub offloaded: usize,
+    /// Whether decode steps are captured and replayed as graphs; off for tests that compare the two.
+    pub graphs: bool,
+}
+
+/// A backend for a whole model: on the host, or with a part of it on a GPU.
+pub fn open(model: Arc<Model>, options: &cpu::Options, gpu: Option<Gpu>) -> anyhow::Result<Box<dyn Backend>> {
+    let Some(gpu) = gpu.filter(|gpu| gpu.offloaded > 0) else { return cpu::open(model, options) };
+    let n_layers = model.config.n_layers;
+    assert!(gpu.offloaded <= n_layers + 1, "{} of {n_layers} layers and the head", gpu.offloaded);
+    let first = n_layers + 1 - gpu.offloaded;
+    let device = cuda::open(model.clone(), options, &gpu, Part { layers: first..n_layers, has_head: true })?;
+    let host = cpu::open_part(model, options, Part { layers: 0..first, has_head: false })?;
+    Ok(Box::new(Split::new(host, device)))
+}
 
 /// What the engine and the benches need to know of a backend.
 #[derive(Clone, Debug)]
@@ -156,8 +181,8 @@ pub type Tap = Box<dyn FnMut(Stage, usize, Tapped) + Send>;
 pub trait Backend: Send {
     fn info(&self) -> &Info;
 
-    /// Makes room for blocks 0..n_blocks. Called once, before the first batch.
-    fn reserve(&mut self, n_blocks: usize) -> anyhow::Result<()>;
+    /// Makes room for blocks 0..n_blocks, for sequences of up to `context_tokens`. Called once, before the first batch.
+    fn reserve(&mut self, n_blocks: usize, context_tokens: usize) -> anyhow::Result<()>;
 
     /// Computes a batch, leaving K and V of its tokens in their pages.
     fn run(&mut self, batch: &Batch, input: Input, want: Want) -> anyhow::Result<Output<'_>>;
@@ -185,6 +210,12 @@ pub trait Backend: Send {
     /// What the batches since the last call have added up; `None`: they were not timed.
     fn take_profile(&mut self) -> Option<Profile> {
         None
+    }
+
+    /// Bytes a second that a GPU copies in its memory, reads and writes counted; `None` on the host, which has its own
+    /// meter.
+    fn measure_bandwidth(&self) -> anyhow::Result<Option<f64>> {
+        Ok(None)
     }
 
     /// Looks at the stages of every batch from now on; costs copies, and a wait for each stage on a GPU.

@@ -87,6 +87,8 @@ impl Work {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Profile {
     pub passes: usize,
+    /// Kernels launched on a GPU.
+    pub launches: usize,
     seconds: [f64; Stage::ALL.len()],
     work: [Work; Stage::ALL.len()],
 }
@@ -118,6 +120,7 @@ impl Profile {
     /// Takes in what other passes have added up.
     pub fn add(&mut self, other: &Profile) {
         self.passes += other.passes;
+        self.launches += other.launches;
         self.seconds.iter_mut().zip(other.seconds).for_each(|(sum, seconds)| *sum += seconds);
         self.work.iter_mut().zip(other.work).for_each(|(sum, work)| sum.add(work));
     }

@@ -11,7 +11,6 @@ pub mod load;
 mod machine;
 mod notices;
 mod open;
-mod pending;
 mod perplexity;
 mod plan;
 mod run;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::args::ModelArgs;
 use super::device::DeviceArgs;
-use super::pending as backend;
 use super::plan::{self, Room};
 use super::terminal::Terminal;
+use crate::backend;
 use crate::backend::cpu;
 use crate::engine::{self, Engine};
 use crate::gguf::Gguf;

@@ -112,7 +112,7 @@ impl Engine {
         let cached = options.cache_tokens.div_ceil(BLOCK_TOKENS);
         // one more for each sequence: a full one that is cut back into a published block goes on in a copy of it
         let n_blocks = (options.context_tokens.div_ceil(BLOCK_TOKENS) + 1) * options.sequences + cached;
-        backend.reserve(n_blocks)?;
+        backend.reserve(n_blocks, options.context_tokens)?;
         let cache = KvCache::new(n_blocks, cached, backend.info().identity);
         Ok(Engine {
             backend,

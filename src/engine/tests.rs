@@ -19,7 +19,7 @@ impl Backend for FakeBackend {
     fn info(&self) -> &Info {
         &self.info
     }
-    fn reserve(&mut self, _: usize) -> anyhow::Result<()> {
+    fn reserve(&mut self, _: usize, _: usize) -> anyhow::Result<()> {
         Ok(())
     }
     fn run(&mut self, batch: &Batch, _: Input, want: Want) -> anyhow::Result<Output<'_>> {

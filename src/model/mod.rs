@@ -92,6 +92,16 @@ impl Layer {
     pub fn qkv(&self) -> [&Linear; 3] {
         [&self.attn_q, &self.attn_k, &self.attn_v]
     }
+
+    /// All matrices but those of experts.
+    pub fn matrices(&self) -> impl Iterator<Item = &Linear> {
+        let attention = [&self.attn_q, &self.attn_k, &self.attn_v, &self.attn_output];
+        let ffn = match &self.ffn {
+            FeedForward::Dense(Expert { gate, up, down }) => Some([gate, up, down]),
+            FeedForward::Experts { .. } => None,
+        };
+        attention.into_iter().chain(ffn.into_iter().flatten())
+    }
 }
 
 pub enum FeedForward {

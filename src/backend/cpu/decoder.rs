@@ -176,7 +176,9 @@ impl Pass<'_> {
             backend::Input::Tokens => self.embed(b),
             backend::Input::Hidden(x) => b.x[..x.len()].copy_from_slice(x),
         }
-        self.angles(b);
+        if !self.part.layers.is_empty() {
+            self.angles(b);
+        }
         let (layers, head) = (&self.model.layers[..self.part.layers.end], [&self.model.output]);
         for n in self.part.layers.clone() {
             let layer = &layers[n];

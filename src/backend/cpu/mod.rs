@@ -29,6 +29,7 @@ pub use ceilings::Meter;
 pub use cores::{default_threads, memory_nodes};
 pub use decoder::Widths;
 pub use simd::Simd;
+pub(super) use work::add_batch as add_work;
 
 /// What micro benchmarks need to call kernels one by one; nothing else outside this room does.
 #[doc(hidden)]
@@ -158,7 +159,7 @@ pub fn open_part(model: Arc<Model>, options: &Options, part: Part) -> Result<Box
 }
 
 /// Of everything beside the tokens that decides the bytes of a block.
-fn identity(model: &Model, layout: &Layout, activations: Activations) -> u64 {
+pub(super) fn identity(model: &Model, layout: &Layout, activations: Activations) -> u64 {
     let mut of = Fingerprint::default();
     of.add_number(model.identity());
     for half in [Half::K, Half::V] {
@@ -195,7 +196,7 @@ impl Backend for Cpu {
         &self.info
     }
 
-    fn reserve(&mut self, n_blocks: usize) -> Result<()> {
+    fn reserve(&mut self, n_blocks: usize, _: usize) -> Result<()> {
         self.pages = Pages::new(self.pages.layout().clone(), n_blocks)?;
         Ok(())
     }

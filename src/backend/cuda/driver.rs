@@ -9,6 +9,7 @@ use std::panic;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
+use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError,
@@ -205,18 +206,19 @@ impl Device {
     }
 
     pub fn upload<T: DeviceRepr>(&self, values: &[T]) -> Result<Buffer<T>> {
-        let mut buffer = self.alloc(values.len())?;
-        self.write(&mut buffer, 0, values)?;
+        let buffer = self.alloc(values.len())?;
+        self.write(&buffer, 0, values)?;
         Ok(buffer)
     }
 
     /// Copies to the device, and waits: the source may be anything.
-    pub fn write<T: DeviceRepr>(&self, buffer: &mut Buffer<T>, at: usize, values: &[T]) -> Result<()> {
+    pub fn write<T: DeviceRepr>(&self, buffer: &Buffer<T>, at: usize, values: &[T]) -> Result<()> {
         if values.is_empty() {
             return Ok(());
         }
-        let mut target = buffer.slice.slice_mut(at..at + values.len());
-        let copied = self.stream.memcpy_htod(values, &mut target);
+        let target = buffer.at(at, values.len()).address();
+        // SAFETY: the target lies in a buffer of this device, whose memory no reference on the host leads to.
+        let copied = unsafe { result::memcpy_htod_async(target, values, self.stream.cu_stream()) };
         copied.map_err(|error| self.error("copying to the device", error))?;
         self.synchronize("copying to the device")
     }

@@ -62,6 +62,19 @@ pub struct Matrix {
     pub rows: i32,
 }
 
+impl Matrix {
+    /// In place of the ones that `Matrices` has no use for.
+    pub const NONE: Matrix = Matrix {
+        quants: Ptr::NULL,
+        high: Ptr::NULL,
+        scales: Ptr::NULL,
+        supers: Ptr::NULL,
+        bias: Ptr::NULL,
+        form: 0,
+        rows: 0,
+    };
+}
+
 /// Up to three matrices that share an input; their outputs lie side by side.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
@@ -83,6 +96,11 @@ pub struct Rows {
     pub x: Ptr<f32>,
     pub cols: i32,
     pub unused: i32,
+}
+
+impl Rows {
+    /// For kernels that write elsewhere.
+    pub const NONE: Rows = Rows { q: Ptr::NULL, groups: Ptr::NULL, x: Ptr::NULL, cols: 0, unused: 0 };
 }
 
 /// One layer of the paged KV pool.
@@ -135,6 +153,23 @@ pub struct Heads {
     pub scale: f32,
 }
 
+/// The likeliest token of a row of logits.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Best {
+    pub id: i32,
+    /// 0 if a logit was NaN or infinite.
+    pub finite: i32,
+}
+
+/// Consecutive tokens of one sequence in the batch: what a block of `attention_prefill` takes.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tile {
+    pub first: i32,
+    pub count: i32,
+}
+
 const _: () = {
     assert!(size_of::<XGroup>() == 8 && size_of::<Token>() == 8 && size_of::<Heads>() == 16);
     assert!(size_of::<Matrix>() == 48 && size_of::<Matrices>() == 152 && size_of::<Rows>() == 32);
@@ -147,6 +182,6 @@ macro_rules! passed_to_kernels {
         unsafe impl DeviceRepr for $name {}
     )* };
 }
-passed_to_kernels!(XGroup, Matrix, Matrices, Rows, KvLayer, Token, Step, Heads);
+passed_to_kernels!(Best, Tile, XGroup, Matrix, Matrices, Rows, KvLayer, Token, Step, Heads);
 // SAFETY: an address as kernels take it.
 unsafe impl<T> DeviceRepr for Ptr<T> {}

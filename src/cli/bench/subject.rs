@@ -5,12 +5,12 @@ use std::sync::Arc;
 use anyhow::{bail, ensure};
 
 use super::{BenchArgs, synthetic};
+use crate::backend;
 use crate::backend::cpu;
 use crate::cli::args::{CacheArgs, ModelArgs};
 use crate::cli::load;
 use crate::cli::machine::{self, size};
 use crate::cli::open::{Made, Parts};
-use crate::cli::pending as backend;
 use crate::cli::plan::shapes::{Shape, Weights};
 use crate::cli::terminal::Terminal;
 use crate::engine::{self, Engine, OnFull};

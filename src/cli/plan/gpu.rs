@@ -4,11 +4,11 @@ use anyhow::bail;
 
 use super::PlanArgs;
 use super::question::{Gpu, Question};
+use crate::backend::cuda;
 use crate::backend::cuda::DeviceInfo;
 use crate::cli::Usage;
 use crate::cli::device::{self, Device, GpuLayers};
 use crate::cli::machine::Memory;
-use crate::cli::pending::cuda;
 use crate::cli::terminal::Terminal;
 use crate::kv::layout::KvType;
 

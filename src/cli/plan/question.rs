@@ -4,8 +4,8 @@ use anyhow::bail;
 
 use super::{PlanArgs, load};
 use crate::backend::cpu::{self, ScratchBytes, Widths};
+use crate::backend::cuda;
 use crate::cli::machine::{self, Memory, size};
-use crate::cli::pending::cuda;
 use crate::gguf::{Gguf, Tensor};
 use crate::kv::layout::KvType;
 use crate::kv::plan::{Demand, KvTypes, LayerSizes, ModelSizes, Part};
@@ -231,8 +231,7 @@ impl Question {
             ..self.demand
         };
         let gpu = self.gpu.as_ref().map(|gpu| {
-            let scratch =
-                cuda::scratch_bytes(&self.widths, self.batch_tokens, cpu::BATCH_LOGITS, self.demand.sequences);
+            let scratch = cuda::scratch_bytes(&self.widths, self.batch_tokens, cpu::BATCH_LOGITS, types.k);
             Device { name: "GPU", part: self.sizes.on_gpu(n, types), demand: with(scratch, 0), memory: gpu.memory }
         });
         let (part, demand) = (self.sizes.on_host(n, types), with(scratch, program));

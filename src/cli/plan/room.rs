@@ -4,12 +4,12 @@
 use anyhow::bail;
 
 use super::question::{Gpu, LEAST_CONTEXT, Question, host_memory, model_sizes};
+use crate::backend;
 use crate::backend::cpu::Widths;
 use crate::backend::cuda::Usable;
 use crate::cli::args::ModelArgs;
 use crate::cli::device::GpuLayers;
 use crate::cli::machine::{mib, size};
-use crate::cli::pending as backend;
 use crate::cli::terminal::Terminal;
 use crate::gguf::Gguf;
 use crate::kv::plan::{Demand, KvTypes};

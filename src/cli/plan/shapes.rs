@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::backend::cpu::Widths;
-use crate::cli::pending::cuda::forms::device_bytes;
+use crate::backend::cuda::forms::device_bytes;
 use crate::kv::plan::{LayerSizes, ModelSizes};
 use crate::quant::DType;
 

