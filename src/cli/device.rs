@@ -58,6 +58,13 @@ impl GpuLayers {
     }
 }
 
+/// Where the flags come to.
+pub enum Found {
+    Gpu(Usable),
+    /// With a word on why, if that may be worth one.
+    Cpu(Option<String>),
+}
+
 /// `-ngl`, which the parser would read as `-n gl`, under its long name.
 pub fn with_long_names(args: Vec<OsString>) -> Vec<OsString> {
     let long = |arg: OsString| match arg.to_str().and_then(|arg| arg.strip_prefix("-ngl")) {
@@ -83,13 +90,12 @@ impl DeviceArgs {
 
     /// The GPU to compute on, if the flags allow one and it can be used. `lacks`: what the GPU side cannot do of what
     /// is asked for.
-    pub fn find(&self, lacks: Option<String>, terminal: &Terminal) -> anyhow::Result<Option<Usable>> {
+    pub fn find(&self, lacks: Option<String>, terminal: &Terminal) -> anyhow::Result<Found> {
         let ordinal = match (self.device, self.gpu_layers) {
-            (_, Some(GpuLayers::Some(0))) => return Ok(None),
-            (Device::Cpu, None | Some(GpuLayers::Auto)) => return Ok(None),
+            (_, Some(GpuLayers::Some(0))) | (Device::Cpu, None | Some(GpuLayers::Auto)) => return Ok(Found::Cpu(None)),
             (Device::Cpu, Some(_)) => {
                 terminal.warn("--gpu-layers (-ngl) has no effect beside --device cpu");
-                return Ok(None);
+                return Ok(Found::Cpu(None));
             }
             (Device::Auto, _) => 0,
             (Device::Cuda(ordinal), _) => ordinal,
@@ -99,12 +105,11 @@ impl DeviceArgs {
             None => Ok(usable),
         });
         match found {
-            Ok(usable) => Ok(Some(usable)),
+            Ok(usable) => Ok(Found::Gpu(usable)),
             Err(none @ (Unavailable::NoDriver | Unavailable::NoDevice)) if self.is_default() => {
-                terminal.info(&format!("{none}: the CPU computes everything"));
-                Ok(None)
+                Ok(Found::Cpu(Some(format!("{none}: the CPU computes everything"))))
             }
-            Err(error) => self.do_without(&error.to_string(), terminal).map(|()| None),
+            Err(error) => self.do_without(&error.to_string(), terminal).map(|()| Found::Cpu(None)),
         }
     }
 

@@ -7,7 +7,7 @@ use super::question::{Gpu, Question};
 use crate::backend::cuda;
 use crate::backend::cuda::DeviceInfo;
 use crate::cli::Usage;
-use crate::cli::device::{self, Device, GpuLayers};
+use crate::cli::device::{self, Device, Found, GpuLayers};
 use crate::cli::machine::Memory;
 use crate::cli::terminal::Terminal;
 use crate::kv::layout::KvType;
@@ -44,8 +44,11 @@ impl Question {
                 (Gpu { name: "a GPU".to_string(), memory, layers: 0 }, GpuLayers::All)
             }
             None => match args.device.find(self.gpu_lacks(), terminal)? {
-                Some(usable) => (Gpu::of(&usable.info), GpuLayers::Auto),
-                None => return Ok(()),
+                Found::Gpu(usable) => (Gpu::of(&usable.info), GpuLayers::Auto),
+                Found::Cpu(note) => {
+                    note.iter().for_each(|note| terminal.info(note));
+                    return Ok(());
+                }
             },
         };
         self.gpu = Some(gpu);

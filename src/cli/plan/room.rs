@@ -8,7 +8,7 @@ use crate::backend;
 use crate::backend::cpu::Widths;
 use crate::backend::cuda::Usable;
 use crate::cli::args::ModelArgs;
-use crate::cli::device::GpuLayers;
+use crate::cli::device::{Found, GpuLayers};
 use crate::cli::machine::{mib, size};
 use crate::cli::terminal::Terminal;
 use crate::gguf::Gguf;
@@ -69,19 +69,22 @@ pub fn room(
         gpu: None,
         ram: host_memory(),
     };
-    let usable = args.device.find(question.gpu_lacks(), terminal)?;
-    let mut gpu = None;
-    if let Some(usable) = usable {
-        question.gpu = Some(Gpu::of(&usable.info));
-        match gpu_layers(args, &question, terminal)? {
-            0 => question.gpu = None,
-            layers => {
-                question = question.with_gpu_layers(layers);
-                gpu = Some((usable, layers));
+    let (mut gpu, mut note) = (None, None);
+    match args.device.find(question.gpu_lacks(), terminal)? {
+        Found::Cpu(why) => note = why,
+        Found::Gpu(usable) => {
+            question.gpu = Some(Gpu::of(&usable.info));
+            match gpu_layers(args, &question, terminal)? {
+                0 => question.gpu = None,
+                layers => {
+                    question = question.with_gpu_layers(layers);
+                    gpu = Some((usable, layers));
+                }
             }
         }
     }
     let (context_tokens, cache_tokens) = choose(args, &question, terminal)?;
+    note.iter().for_each(|note| terminal.info(note));
     let host_weights_bytes = question.sizes.on_host(question.gpu_layers(), question.demand.kv_types).weights_bytes;
     Ok(Room { context_tokens, cache_tokens, gpu, host_weights_bytes })
 }
