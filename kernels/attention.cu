@@ -84,7 +84,7 @@ __device__ __forceinline__ void score_int8(const SpanWork& work, const int8_t* q
             k_scale[r] = *work.k.scale(entry, head_dim);
         }
     }
-#pragma unroll 1
+#pragma unroll 2
     for (int chunk = lane; chunk < head_dim / 16; chunk += LANES) {
         uint4 k[ROWS];
 #pragma unroll

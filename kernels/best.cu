@@ -1,4 +1,5 @@
 #include "device.cuh"
+#include "spread.cuh"
 #include "types.cuh"
 
 const int NO_ID = 0x7fffffff;
@@ -19,11 +20,15 @@ KERNEL void __launch_bounds__(1024) best(const float* __restrict__ logits, int v
     float top = -INFINITY;
     int id = NO_ID;
     bool finite = true;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
-        const float logit = logits[i];
-        finite &= isfinite(logit);
-        if (goes_before(logit, i, top, id)) top = logit, id = i;
+    for (int first = threadIdx.x; first < vocab; first += 8 * blockDim.x) {
+        float row[8];
+        load_spread(logits, first, vocab, NAN, row);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int at = first + i * blockDim.x;
+            finite &= at >= vocab || isfinite(row[i]);
+            if (goes_before(row[i], at, top, id)) top = row[i], id = at;
+        }
     }
     finite = __syncthreads_and(finite);
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;

@@ -28,9 +28,9 @@ constexpr bool has_packed_scales(int form) {
 // A group as loaded.
 struct Packed {
     uint4 quants;
-    uint4 more_quants;     // bytes 16.. of whole bytes
+    uint4 more;            // the other 16 of whole bytes; of packed scales ggml's 12 bytes, in y, z, w
     uint2 high;            // one word of fifth bits, two of bits 4 and 5
-    uint4 scales;          // as wide as they come
+    unsigned scales;       // those of the group; of packed scales d and dmin
     unsigned super_scales; // of the 256 elements around it
 };
 
@@ -48,18 +48,19 @@ __device__ __forceinline__ Packed load_group(const Matrix& m, size_t group, int 
     if (FORM == FORM_Q8_0) {
         const uint4* quants = reinterpret_cast<const uint4*>(m.quants) + 2 * at;
         p.quants = quants[0];
-        p.more_quants = quants[1];
+        p.more = quants[1];
     } else {
         p.quants = reinterpret_cast<const uint4*>(m.quants)[at];
     }
     if (has_fifth_bits(FORM)) p.high.x = reinterpret_cast<const uint32_t*>(m.high)[at];
     if (FORM == FORM_Q6_K) p.high = reinterpret_cast<const uint2*>(m.high)[at];
     if (has_packed_scales(FORM)) {
-        p.scales = reinterpret_cast<const uint4*>(m.scales)[in_supers];
+        p.more = reinterpret_cast<const uint4*>(m.scales)[in_supers];
+        p.scales = p.more.x;
     } else if (FORM == FORM_Q4_1 || FORM == FORM_Q5_1 || FORM == FORM_CODES) {
-        p.scales.x = reinterpret_cast<const uint32_t*>(m.scales)[at];
+        p.scales = reinterpret_cast<const uint32_t*>(m.scales)[at];
     } else {
-        p.scales.x = reinterpret_cast<const uint16_t*>(m.scales)[at];
+        p.scales = reinterpret_cast<const uint16_t*>(m.scales)[at];
     }
     if (FORM == FORM_Q2_K) p.super_scales = reinterpret_cast<const uint32_t*>(m.supers)[in_supers];
     if (FORM == FORM_Q6_K || FORM == FORM_Q3_K) p.super_scales = reinterpret_cast<const uint16_t*>(m.supers)[in_supers];
@@ -105,7 +106,7 @@ __device__ __forceinline__ void unpack_quants(const Packed& p, const uint4& tabl
         }
     }
     if (FORM == FORM_Q8_0) {
-        words[4] = p.more_quants.x, words[5] = p.more_quants.y, words[6] = p.more_quants.z, words[7] = p.more_quants.w;
+        words[4] = p.more.x, words[5] = p.more.y, words[6] = p.more.z, words[7] = p.more.w;
     }
     if (has_fifth_bits(FORM)) {
 #pragma unroll
@@ -154,23 +155,23 @@ __device__ __forceinline__ Scales unpack_scales(const Packed& p, int in_super) {
     s.min = 0.0f;
     s.sub[0] = s.sub[1] = s.sub_min[0] = s.sub_min[1] = 1;
     if (has_packed_scales(FORM)) {
-        const unsigned packed = unpack_scale_min(p.scales.y, p.scales.z, p.scales.w, in_super);
-        s.scale = f16_low(p.scales.x) * (float)(packed & 0xff);
-        s.min = f16_high(p.scales.x) * (float)(packed >> 8);
+        const unsigned packed = unpack_scale_min(p.more.y, p.more.z, p.more.w, in_super);
+        s.scale = f16_low(p.scales) * (float)(packed & 0xff);
+        s.min = f16_high(p.scales) * (float)(packed >> 8);
     } else if (is_split(FORM)) {
         s.scale = f16_low(p.super_scales);
         if (FORM == FORM_Q2_K) {
             s.min = f16_high(p.super_scales);
-            s.sub[0] = p.scales.x & 15, s.sub_min[0] = p.scales.x >> 4 & 15;
-            s.sub[1] = p.scales.x >> 8 & 15, s.sub_min[1] = p.scales.x >> 12 & 15;
+            s.sub[0] = p.scales & 15, s.sub_min[0] = p.scales >> 4 & 15;
+            s.sub[1] = p.scales >> 8 & 15, s.sub_min[1] = p.scales >> 12 & 15;
         } else {
-            s.sub[0] = (int8_t)(p.scales.x & 0xff), s.sub[1] = (int8_t)(p.scales.x >> 8 & 0xff);
+            s.sub[0] = (int8_t)(p.scales & 0xff), s.sub[1] = (int8_t)(p.scales >> 8 & 0xff);
         }
     } else if (FORM == FORM_CODES) {
-        s.scale = __uint_as_float(p.scales.x);
+        s.scale = __uint_as_float(p.scales);
     } else {
-        s.scale = f16_low(p.scales.x);
-        if (has_min(FORM)) s.min = -f16_high(p.scales.x);
+        s.scale = f16_low(p.scales);
+        if (has_min(FORM)) s.min = -f16_high(p.scales);
     }
     return s;
 }

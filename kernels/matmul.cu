@@ -51,7 +51,7 @@ struct MatmulTile {
             with_quantized_form(m.form, [&](auto tag) {
                 packed = load_group<decltype(tag)::form>(m, (size_t)min(row + r, m.rows - 1) * groups + group, 0);
             });
-#pragma unroll
+#pragma unroll 1
         for (int unit = threadIdx.x; unit < TOKENS * STAGE * 2; unit += THREADS) {
             const int t = unit / (STAGE * 2), half = unit % (STAGE * 2);
             if (g + half / 2 < groups)
@@ -193,7 +193,7 @@ struct MatmulTile {
 // reads a matrix (rows, cols) of a quantized form, in (n, cols) int8; writes out (n, out_stride) f32, rows columns
 // grid (n / 64 up, rows / 64 up): blocks that share weights follow each other; block 128: 32 x 32 results a warp
 // bound: arithmetic; weights pass n / 64 times (from L2 but for the first), activations rows / 64 times
-KERNEL void __launch_bounds__(128, 3) matmul_64(Matrix m, Rows in, float* out, int out_stride, int n) {
+KERNEL void __launch_bounds__(128, 4) matmul_64(Matrix m, Rows in, float* out, int out_stride, int n) {
     __shared__ MatmulShared<64, 2> shared;
     MatmulTile<64, 2, 2> tile = {m, in, shared, (int)blockIdx.y * TILE_ROWS, (int)blockIdx.x * 64, n, in.cols / 32, {}, {}};
     tile.run(out, out_stride);

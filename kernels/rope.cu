@@ -24,13 +24,18 @@ rope_store(const float* __restrict__ qkv, Step step, Heads heads, KvLayer kv, fl
     __shared__ uint32_t warps[8];
     const int i = threadIdx.x, head_dim = heads.head_dim, token = blockIdx.y, head = blockIdx.x;
     const bool is_q = head < heads.n_heads, is_v = head >= heads.n_heads + heads.n_kv_heads;
+    const bool is_int8 = (is_v ? kv.v_type : kv.k_type) == KV_INT8;
+    // where K and V go is looked up first: two loads, one behind the other
+    const Token place = step.tokens[token];
+    const int* pages = step.pages + (size_t)place.sequence * step.max_pages;
+    const int kv_head = is_q ? 0 : (head - heads.n_heads) % heads.n_kv_heads;
+    uint8_t* page = (is_v ? v_rows(kv, pages, kv_head) : k_rows(kv, pages, kv_head)).page(place.slot);
     float x = qkv[((size_t)token * gridDim.x + head) * head_dim + i];
     if (!is_v) {
         const int pair = token * (head_dim / 2) + i / 2;
         const float cos = step.cos[pair], sin = step.sin[pair], other = __shfl_xor_sync(0xffffffffu, x, 1);
         x = i % 2 == 0 ? x * cos - other * sin : other * sin + x * cos;
     }
-    const bool is_int8 = (is_v ? kv.v_type : kv.k_type) == KV_INT8;
     float max = 0.0f;
     if (is_int8) {
         x = rotate(x, head_dim, exchange);
@@ -47,17 +52,13 @@ rope_store(const float* __restrict__ qkv, Step step, Heads heads, KvLayer kv, fl
         }
         return;
     }
-    const Token place = step.tokens[token];
-    const int* pages = step.pages + (size_t)place.sequence * step.max_pages;
-    const HeadRows rows = is_v ? v_rows(kv, pages, head - heads.n_heads - heads.n_kv_heads)
-                               : k_rows(kv, pages, head - heads.n_heads);
+    const int row = place.slot % BLOCK_TOKENS;
     if (is_int8) {
         // the scale as it is stored is what values are divided by
         const uint16_t scale = float_to_f16(max / 127.0f);
-        uint8_t* row = rows.row(place.slot, head_dim);
-        row[i] = (uint8_t)round_to_level(x * inverse_or_zero(f16_to_float(scale)));
-        if (i == 0) *rows.scale(place.slot, head_dim) = scale;
+        page[row * head_dim + i] = (uint8_t)round_to_level(x * inverse_or_zero(f16_to_float(scale)));
+        if (i == 0) reinterpret_cast<uint16_t*>(page + BLOCK_TOKENS * head_dim)[row] = scale;
     } else {
-        reinterpret_cast<uint16_t*>(rows.row(place.slot, 2 * head_dim))[i] = float_to_f16(x);
+        reinterpret_cast<uint16_t*>(page)[row * head_dim + i] = float_to_f16(x);
     }
 }

@@ -1,9 +1,7 @@
 // All kernels, so that one PTX file a target is the whole of them.
 #include "norm.cu"
 #include "matvec.cu"
-#if __has_include("matmul.cu")
 #include "matmul.cu"
-#endif
 #include "rope.cu"
 #include "attention.cu"
 #include "attention_prefill.cu"

@@ -23,6 +23,7 @@ register_budget() {
     case $1 in
     matvec_1 | gate_up_1) echo 80 ;;
     best) echo 64 ;; # blocks of 1024 threads
+    attention_prefill_256) echo 168 ;; # a tile of queries and outputs of 256 elements: one block a multiprocessor
     *) echo 128 ;;
     esac
 }
@@ -89,31 +90,36 @@ assemble() {
 export -f assemble fail
 export work tools
 
-# usage LOG: KERNEL REGISTERS SPILLED_BYTES of each kernel, sorted
+# usage: KERNEL ASSEMBLER_SM REGISTERS SPILLED_BYTES, of each kernel in each log
 usage() {
-    awk '/Compiling entry function/ { split($0, quoted, "\x27"); kernel = quoted[2] }
-         /bytes spill stores/ { spilled = $5 + $9 }
-         /Used [0-9]+ registers/ { for (i = 1; i < NF; i++) if ($i == "Used") print kernel, $(i + 1), spilled }' "$1" | sort
+    local log
+    for log in "$work"/*.log; do
+        awk -v of="$(basename "$log" .log)" \
+            '/Compiling entry function/ { split($0, quoted, "\x27"); kernel = quoted[2] }
+             /bytes spill stores/ { spilled = $5 + $9 }
+             /Used [0-9]+ registers/ { for (i = 1; i < NF; i++) if ($i == "Used") print kernel, of, $(i + 1), spilled }' "$log"
+    done
 }
 
+# Prints what each kernel needs where; fails if one spills or is over its budget.
 report() {
-    local shown=(new_75 new_86 new_90 new_120) log kernel registers spilled bad=0
-    for log in "$work"/*.log; do
-        while read -r kernel registers spilled; do
-            local where
-            where="$kernel for sm_$(basename "$log" .log | cut -d_ -f2) (ptxas $(basename "$log" .log | cut -d_ -f1))"
-            [ "$spilled" = 0 ] || { echo "$where spills $spilled bytes of registers" >&2 && bad=1; }
-            [ "$registers" -le "$(register_budget "$kernel")" ] ||
-                { echo "$where uses $registers registers, $(register_budget "$kernel") are allowed" >&2 && bad=1; }
-        done < <(usage "$log")
-    done
-    printf '%-28s' 'registers'
-    printf '%8s' "${shown[@]/new_/sm_}"
-    printf '%8s\n' budget
-    for kernel in $(usage "$work/new_86.log" | cut -d' ' -f1); do
-        printf '%-28s' "$kernel"
-        for log in "${shown[@]}"; do printf '%8s' "$(usage "$work/$log.log" | awk -v k="$kernel" '$1 == k { print $2 }')"; done
-        printf '%8s\n' "$(register_budget "$kernel")"
+    local shown="new_75 new_86 new_90 new_120" bad=0 kernel budget
+    printf '%-24s%10s%10s%10s%10s%10s\n' registers ${shown//new_/sm_} budget
+    for kernel in $(usage | cut -d' ' -f1 | sort -u); do
+        budget=$(register_budget "$kernel")
+        usage | awk -v kernel="$kernel" -v budget="$budget" -v shown="$shown" '
+            $1 == kernel { registers[$2] = $3 }
+            $1 == kernel && $3 > budget { over = over " " $2 ":" $3 }
+            $1 == kernel && $4 > 0 { spills = spills " " $2 ":" $4 }
+            END {
+                printf "%-24s", kernel
+                columns = split(shown, column, " ")
+                for (i = 1; i <= columns; i++) printf "%10d", registers[column[i]]
+                printf "%10d\n", budget
+                if (over) print "    over its budget:" over
+                if (spills) print "    bytes of registers spilled:" spills
+                exit over || spills ? 1 : 0
+            }' || bad=1
     done
     [ "$bad" = 0 ] || fail "a kernel needs more than it may (see above)"
 }

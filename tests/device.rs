@@ -217,7 +217,7 @@ fn as_many_layers_as_fit_and_none_where_none_does() {
     assert!(counts.is_sorted_by(|more, less| more >= less) && counts[2] > 0 && counts[2] < 31, "{counts:?}");
 
     let run = |held, flags: &[&str]| {
-        let args = ["perplexity", "-m", &model, "-p", "Hi", "-c", "1024", "-b", "32"];
+        let args = ["perplexity", "-m", &model, "-p", "Hi there", "-c", "1024", "-b", "32"];
         sayfa(Some(&small(held)), &[&args, flags].concat())
     };
     assert_works(&run("767", &[]), &["cuda:0", "1.0 MiB", "the CPU computes everything"]);
@@ -247,7 +247,7 @@ fn a_model_in_two_parts_answers() {
 fn the_default_context_is_what_the_gpu_has_room_for() {
     let model = default_model().display().to_string();
     let run = |flags: &[&str]| {
-        let args = ["run", "-v", "-m", &model, "-p", "", "--raw", "-n", "0", "-b", "32"];
+        let args = ["run", "-v", "-m", &model, "-p", "Hi", "--raw", "-n", "0", "-b", "32"];
         stderr(&sayfa(Some(&small("500")), &[&args, flags].concat()))
     };
     let said = run(&["-ngl", "all"]);

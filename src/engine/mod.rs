@@ -159,6 +159,11 @@ impl Engine {
         self.backend.take_profile()
     }
 
+    /// Bytes a second that the GPU copies, if one computes.
+    pub fn measure_bandwidth(&self) -> anyhow::Result<Option<f64>> {
+        self.backend.measure_bandwidth()
+    }
+
     /// The pool, block by block kind.
     pub fn usage(&self) -> Usage {
         self.cache.usage()

@@ -22,7 +22,6 @@ Settings settings;
 
 // ThreadSanitizer knows variables by address: two threads on one stack would look like a race.
 const bool SHARE_STACKS = !EMULATED_TSAN;
-const unsigned MOST_THREADS = 1024;
 
 static const Kernel* kernel;
 static void** arguments;
@@ -82,6 +81,7 @@ static void tsan_switch([[maybe_unused]] void* to) {
 }
 
 [[noreturn]] static void abandon() {
+    tsan_release(&end_tag);
     tsan_switch(launch_tsan_fiber);
     switch_stack(fiber()->stack, nullptr, true);
     __builtin_unreachable();
@@ -93,9 +93,9 @@ void fail(const char* what, Where where) {
     abandon();
 }
 
-void note_fault(const void* address) {
-    char text[64];
-    snprintf(text, sizeof text, "illegal access at %p", address);
+void note_fault(const char* what, const void* address) {
+    char text[128];
+    snprintf(text, sizeof text, "%s at %p", what, address);
     note(text, {nullptr, 0});
 }
 

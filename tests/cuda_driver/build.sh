@@ -9,7 +9,7 @@ variant=${2:-plain}
 kernels=${3:-$root/kernels/sayfa.cu}
 
 case $variant in
-plain) kernel_flags="-O2" driver_flags="-O2" link_flags="" ;;
+plain) kernel_flags="-O2" driver_flags="-O2" link_flags="-Wl,-z,defs" ;;
 # An unaligned vector load is a fault on the hardware.
 asan)
     link_flags="-fsanitize=address -fsanitize=alignment"
@@ -52,4 +52,4 @@ export -f compile
 export common kernel_flags driver_flags out
 printf '%s\0' "$out/kernels.cpp" "$here"/*.cpp | xargs -0 -n 1 -P "$(nproc)" bash -c 'compile "$1"' compile
 # The name under which the program looks for a driver: once this file is loaded, glibc answers with it.
-g++ -shared $link_flags -Wl,-soname,libcuda.so -Wl,-z,defs "$out"/*.o -o "$out/libcuda.so"
+g++ -shared $link_flags -Wl,-soname,libcuda.so "$out"/*.o -o "$out/libcuda.so"

@@ -14,7 +14,7 @@ static void on_fault(int signal, siginfo_t* info, void* context) {
         sigaction(signal, &previous[signal], nullptr);
         return;
     }
-    emulated::note_fault(info->si_addr);
+    emulated::note_fault(signal == SIGFPE ? "division of integers by zero" : "illegal access", info->si_addr);
     // Goes on in a function that never returns, below everything that is on the kernel's stack.
     greg_t* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
     const greg_t RED_ZONE = 128;

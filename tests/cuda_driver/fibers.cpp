@@ -34,27 +34,35 @@ namespace emulated {
 const size_t STACK_BYTES = 64 * 1024;
 const size_t PAGE = 4096;
 
-static std::vector<Stack*> all_stacks, free_stacks;
+// In an array and lists of their own: the containers' allocations would look like races to ThreadSanitizer.
+static Stack stacks[MOST_THREADS];
+static unsigned made;
+static Stack* free_stacks;
 static Stack launch_stack; // of the CPU thread that launches: its own, only the stack pointer is kept
 static bool left_launch;
 
-Stack* take_stack() {
-    if (free_stacks.empty()) {
-        void* map = mmap(nullptr, STACK_BYTES + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (map == MAP_FAILED || mprotect(map, PAGE, PROT_NONE)) {
-            perror("stand-in CUDA driver: no memory for a stack");
-            abort();
-        }
-        free_stacks.push_back(new Stack{nullptr, static_cast<char*>(map) + PAGE, nullptr});
-        all_stacks.push_back(free_stacks.back());
+static void make_stack() {
+    void* map = made == MOST_THREADS ? MAP_FAILED
+                                     : mmap(nullptr, STACK_BYTES + PAGE, PROT_READ | PROT_WRITE,
+                                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED || mprotect(map, PAGE, PROT_NONE)) {
+        perror("stand-in CUDA driver: no memory for a stack");
+        abort();
     }
-    Stack* stack = free_stacks.back();
-    free_stacks.pop_back();
+    stacks[made].bottom = static_cast<char*>(map) + PAGE;
+    give_stack(&stacks[made++]);
+}
+
+Stack* take_stack() {
+    if (!free_stacks) make_stack();
+    Stack* stack = free_stacks;
+    free_stacks = stack->next_free;
     return stack;
 }
 
 void give_stack(Stack* stack) {
-    free_stacks.push_back(stack);
+    stack->next_free = free_stacks;
+    free_stacks = stack;
 }
 
 void prepare(Stack* stack, void (*entry)()) {
@@ -98,10 +106,13 @@ void arrived_on_new_stack() {
 #endif
 
 void reclaim_stacks() {
-    free_stacks = all_stacks;
+    free_stacks = nullptr;
+    for (unsigned i = 0; i < made; i++) {
 #if EMULATED_ASAN
-    for (Stack* stack : all_stacks) __asan_unpoison_memory_region(stack->bottom, STACK_BYTES);
+        __asan_unpoison_memory_region(stacks[i].bottom, STACK_BYTES);
 #endif
+        give_stack(&stacks[i]);
+    }
 }
 
 void switch_stack(Stack* from, Stack* to, bool for_good) {

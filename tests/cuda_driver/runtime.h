@@ -41,6 +41,8 @@ inline void tsan_release([[maybe_unused]] void* tag) {
 #endif
 }
 
+const unsigned MOST_THREADS = 1024; // of a block
+
 enum class Order { forward, reverse, random };
 
 struct Settings {
@@ -82,6 +84,7 @@ struct Stack {
     void* resume_at; // stack pointer of who waits on this stack
     char* bottom;
     void* asan_fake;
+    Stack* next_free;
 };
 
 Stack* take_stack();
@@ -144,6 +147,6 @@ void wake(Fiber& sleeper);
 // Called instead of the instruction after a memory fault.
 [[noreturn]] void abandon_after_fault();
 bool in_kernel();
-void note_fault(const void* address);
+void note_fault(const char* what, const void* address);
 
 } // namespace emulated

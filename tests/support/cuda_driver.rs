@@ -5,9 +5,10 @@
 //! the sanitizer's library loaded (`scripts/test.sh` does it).
 
 use std::collections::hash_map::DefaultHasher;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_void};
 use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
+use std::mem::transmute;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -22,11 +23,15 @@ pub enum Order {
 
 /// What a test may ask of the stand-in that no real driver offers.
 pub struct StandIn {
-    poison: unsafe extern "C" fn(u64, usize),
-    unpoison: unsafe extern "C" fn(u64, usize),
-    launches: unsafe extern "C" fn() -> usize,
-    order: unsafe extern "C" fn(i32, u64),
+    poison: Range,
+    unpoison: Range,
+    launches: Count,
+    order: SetOrder,
 }
+
+type Range = unsafe extern "C" fn(u64, usize);
+type Count = unsafe extern "C" fn() -> usize;
+type SetOrder = unsafe extern "C" fn(i32, u64);
 
 impl StandIn {
     /// Marks device memory as nobody's: what is read there is NaN, and under AddressSanitizer the access ends the process.
@@ -96,20 +101,18 @@ fn load() -> StandIn {
     // SAFETY: the signatures are those in tests/cuda_driver.
     unsafe {
         StandIn {
-            poison: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(u64, usize)>(symbol(
-                c"sayfa_cuda_poison",
-            )),
-            unpoison: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(u64, usize)>(symbol(
-                c"sayfa_cuda_unpoison",
-            )),
-            launches: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn() -> usize>(symbol(
-                c"sayfa_cuda_launches",
-            )),
-            order: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(i32, u64)>(symbol(
-                c"sayfa_cuda_order",
-            )),
+            poison: transmute::<*mut c_void, Range>(symbol(c"sayfa_cuda_poison")),
+            unpoison: transmute::<*mut c_void, Range>(symbol(c"sayfa_cuda_unpoison")),
+            launches: transmute::<*mut c_void, Count>(symbol(c"sayfa_cuda_launches")),
+            order: transmute::<*mut c_void, SetOrder>(symbol(c"sayfa_cuda_order")),
         }
     }
+}
+
+/// The library that a process under `asan` or `tsan` must be started with in `LD_PRELOAD`.
+pub fn sanitizer_library(name: &str) -> PathBuf {
+    let output = Command::new("g++").arg(format!("-print-file-name={name}")).output().expect("g++ starts");
+    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
 }
 
 fn root() -> &'static Path {

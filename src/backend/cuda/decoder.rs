@@ -64,26 +64,26 @@ impl Launches<'_> {
         let heads = layer.heads(self.config.head_dim);
         let (q_dim, qkv_len) = (layer.q_dim(self.config.head_dim), layer.qkv.rows());
 
-        watch.begin(Stage::Norm)?;
+        watch.begin(Stage::Norm, n)?;
         let input = b.input.rows(tokens, dim, layer.qkv.readers());
         self.add_norm(&layer.attn_norm, y, &input)?;
         watch.rows(Stage::Norm, n, &b.input, (tokens, dim, layer.qkv.readers().quantized))?;
-        watch.begin(Stage::Qkv)?;
+        watch.begin(Stage::Qkv, n)?;
         self.product(&layer.qkv, &input, &b.qkv)?;
         watch.floats(Stage::Qkv, n, &b.qkv, tokens * qkv_len)?;
 
-        watch.begin(Stage::Rope)?;
+        watch.begin(Stage::Rope, n)?;
         let kv = self.pool.layer(n);
         let queries = Queries { q: b.q.ptr(), q8: b.q8.ptr(), q8_scale: b.q8_scale.ptr() };
         self.attend.rope_store(self.device, b.qkv.ptr(), (&self.data.step, &heads, &kv), &queries, tokens)?;
 
-        watch.begin(Stage::Attention)?;
+        watch.begin(Stage::Attention, n)?;
         let readers = layer.attn_output.readers();
         let attended = b.input.rows(tokens, q_dim, readers);
         self.attend(&heads, &kv, &queries, &attended)?;
         watch.rows(Stage::Attention, n, &b.input, (tokens, q_dim, readers.quantized))?;
 
-        watch.begin(Stage::AttnOutput)?;
+        watch.begin(Stage::AttnOutput, n)?;
         self.product(&layer.attn_output, &attended, &b.y)?;
         watch.floats(Stage::AttnOutput, n, &b.y, tokens * dim)
     }
@@ -110,13 +110,13 @@ impl Launches<'_> {
     fn feed_forward(&self, n: usize, layer: &Layer, watch: &mut Watch) -> Result<()> {
         let (b, tokens, dim) = (self.buffers, self.shape.tokens, self.config.dim);
         let hidden_dim = layer.hidden_dim();
-        watch.begin(Stage::Norm)?;
+        watch.begin(Stage::Norm, n)?;
         let readers = layer.gate_up.readers();
         let input = b.input.rows(tokens, dim, readers);
         self.add_norm(&layer.ffn_norm, b.y.ptr(), &input)?;
         watch.rows(Stage::Norm, n, &b.input, (tokens, dim, readers.quantized))?;
 
-        watch.begin(Stage::GateUp)?;
+        watch.begin(Stage::GateUp, n)?;
         let readers = layer.down.readers();
         let hidden = b.hidden.rows(tokens, hidden_dim, readers);
         match self.shape.kind {
@@ -125,13 +125,13 @@ impl Launches<'_> {
             }
             Kind::Prefill => {
                 self.product(&layer.gate_up, &input, &b.gate_up)?;
-                watch.begin(Stage::Silu)?;
+                watch.begin(Stage::Silu, n)?;
                 self.products.silu(self.device, b.gate_up.ptr(), hidden_dim, &hidden, tokens)?;
             }
         }
         watch.rows(Stage::Silu, n, &b.hidden, (tokens, hidden_dim, readers.quantized))?;
 
-        watch.begin(Stage::Down)?;
+        watch.begin(Stage::Down, n)?;
         self.product(&layer.down, &hidden, &b.y)?;
         watch.floats(Stage::Down, n, &b.y, tokens * dim)
     }
@@ -139,7 +139,7 @@ impl Launches<'_> {
     /// logits = W_out norm(x + y) for the wanted tokens only.
     fn head(&self, head: &Head, y: Ptr<f32>, end: End, watch: &mut Watch) -> Result<()> {
         let (b, n, config) = (self.buffers, self.shape.wanted, self.config);
-        watch.begin(Stage::Head)?;
+        watch.begin(Stage::Head, self.weights.layers.len())?;
         let input = b.input.rows(n, config.dim, head.output.readers());
         let (x, norm) = (self.data.x, head.norm.ptr());
         self.attend.add_norm(self.device, (x, y), (norm, config.norm_eps), config.dim, self.data.wanted, &input, n)?;

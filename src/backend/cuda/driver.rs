@@ -18,6 +18,7 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 
 use super::params::Ptr;
+use crate::backend::Stage;
 
 /// The kernels for GPUs of compute capability 7.5, and of 8.0 and later.
 const PTX_75: &str = include_str!("../../../kernels/sayfa_75.ptx");
@@ -156,6 +157,8 @@ pub struct Device {
     module: Arc<CudaModule>,
     /// Kernels launched or captured so far.
     launches: Cell<usize>,
+    /// What is being queued, for errors.
+    stage: Cell<Option<(Stage, usize)>>,
 }
 
 // SAFETY: the driver may be called from any thread; a device is used by one at a time (`Cell` is not shared).
@@ -174,7 +177,7 @@ impl Device {
         };
         let module = context.load_module(Ptx::from_src(ptx)).map_err(unusable)?;
         let stream = context.new_stream().map_err(unusable)?;
-        Ok(Device { info, context, stream, module, launches: Cell::new(0) })
+        Ok(Device { info, context, stream, module, launches: Cell::new(0), stage: Cell::new(None) })
     }
 
     /// (free, total) memory now.
@@ -186,6 +189,11 @@ impl Device {
     /// Kernels launched so far, those in graphs each time.
     pub fn launches(&self) -> usize {
         self.launches.get()
+    }
+
+    /// Names the stage and the layer of what is launched from here on.
+    pub fn set_stage(&self, stage: Option<(Stage, usize)>) {
+        self.stage.set(stage);
     }
 
     pub fn kernel(&self, name: &'static str) -> Result<Kernel> {
@@ -305,7 +313,10 @@ impl Device {
         // SAFETY: passed on to the caller.
         unsafe { builder.launch(config) }.map_err(|error| {
             let (grid, block) = (config.grid_dim, config.block_dim);
-            self.error(&format!("launching {} on a grid {grid:?} of {block:?} threads", kernel.name), error)
+            let stage = self.stage.get().map_or("a test", |(stage, _)| stage.name());
+            let layer = self.stage.get().map_or(0, |(_, layer)| layer);
+            let what = format!("{stage} of layer {layer}: launching {} on {grid:?} blocks of {block:?}", kernel.name);
+            self.error(&what, error)
         })?;
         Ok(())
     }

@@ -29,7 +29,7 @@ use crate::model::Model;
 use attend::Attend;
 use buffers::{Buffers, Sizes, most_spans};
 use decoder::{End, Launches};
-use driver::{Buffer, Device, Graph};
+use driver::{Buffer, Device, Graph, Pinned};
 use pool::Pool;
 use products::Products;
 use step::{Kind, Pass, Shape, Staging, passes};
@@ -134,6 +134,8 @@ pub fn open(model: Arc<Model>, options: &cpu::Options, gpu: &Gpu, part: Part) ->
         batch_tokens: options.batch_tokens,
         batch_logits,
     };
+    let logits = device.pinned(if part.has_head { batch_logits * config.vocab } else { 0 })?;
+    let outputs = Outputs { hidden: Vec::new(), logits, best: Vec::new() };
     let largest_group = config.layers.iter().map(|layer| layer.n_heads / layer.n_kv_heads).max().unwrap_or(1);
     Ok(Box::new(Cuda {
         products: Products::new(&device)?,
@@ -147,7 +149,7 @@ pub fn open(model: Arc<Model>, options: &cpu::Options, gpu: &Gpu, part: Part) ->
         sizes,
         largest_group,
         graphs: gpu.graphs.then(HashMap::new),
-        outputs: Outputs::default(),
+        outputs,
         info,
         stopwatch: None,
         tap: None,
@@ -155,7 +157,7 @@ pub fn open(model: Arc<Model>, options: &cpu::Options, gpu: &Gpu, part: Part) ->
 }
 
 struct Cuda {
-    /// Before the device that they live on, so that they are dropped before it.
+    /// Captured decode steps, unless every step shall be launched anew.
     graphs: Option<HashMap<(Shape, End), Graph>>,
     products: Products,
     attend: Attend,
@@ -202,12 +204,11 @@ impl Room {
 }
 
 /// Results on the host, in the order of the batch.
-#[derive(Default)]
 struct Outputs {
     /// (n, dim)
     hidden: Vec<f32>,
-    /// (n_wanted, vocab)
-    logits: Vec<f32>,
+    /// (n_wanted, vocab), where a copy from the device needs no staging
+    logits: Pinned<f32>,
     /// (n_wanted)
     best: Vec<Best>,
 }
@@ -269,9 +270,9 @@ impl Cuda {
                 Ok(())
             }
             Want::Logits => {
+                let logits = self.outputs.logits.as_mut_slice()?;
                 for (i, &at) in pass.wanted_at.iter().enumerate() {
-                    let row = &mut self.outputs.logits[at * vocab..][..vocab];
-                    self.device.read(&self.buffers.logits, i * vocab, row)?;
+                    self.device.read(&self.buffers.logits, i * vocab, &mut logits[at * vocab..][..vocab])?;
                 }
                 Ok(())
             }
@@ -306,7 +307,6 @@ impl Backend for Cuda {
         assert!(wanted <= self.info.batch_logits, "{wanted} logits in a batch");
         let Input::Hidden(x) = input else { panic!("the embeddings stay with the host") };
         self.outputs.hidden.resize(n * self.model.config.dim, 0.0);
-        self.outputs.logits.resize(wanted * self.info.vocab, 0.0);
         self.outputs.best.resize(wanted, Best { token: 0, is_finite: true });
         let end = match want {
             Want::Hidden => End::Hidden,
@@ -327,7 +327,7 @@ impl Backend for Cuda {
         }
         Ok(match want {
             Want::Hidden => Output::Hidden(&self.outputs.hidden),
-            Want::Logits => Output::Logits(&self.outputs.logits),
+            Want::Logits => Output::Logits(&self.outputs.logits.as_mut_slice()?[..wanted * self.info.vocab]),
             Want::Best => Output::Best(&self.outputs.best),
         })
     }

@@ -125,7 +125,7 @@ fn f16_at(block: &[u8], at: usize) -> f32 {
 /// Bit i of a group's fifth bits to bit 8 * (i % 4) + i / 4.
 fn spread_bits(bits: u32) -> u32 {
     // the product puts bit b of four to bit 8 * b
-    (0..8).fold(0, |all, w| all | ((bits >> (4 * w) & 15) * 0x0020_4081 & 0x0101_0101) << w)
+    (0..8).fold(0, |all, w| all | (((bits >> (4 * w) & 15) * 0x0020_4081) & 0x0101_0101) << w)
 }
 
 /// Byte i of 16 from the values of elements i and i + 16.

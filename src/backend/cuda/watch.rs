@@ -18,12 +18,14 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// What is launched from here on is this stage's work.
-    pub fn begin(&self, stage: Stage) -> Result<()> {
+    /// What is launched from here on is this stage's work, in a layer.
+    pub fn begin(&self, stage: Stage, layer: usize) -> Result<()> {
+        self.device.set_stage(Some((stage, self.first_layer + layer)));
         self.mark(Some(stage))
     }
 
     pub fn end(&self) -> Result<()> {
+        self.device.set_stage(None);
         self.mark(None)
     }
 
