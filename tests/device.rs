@@ -248,7 +248,7 @@ fn the_default_context_is_what_the_gpu_has_room_for() {
     let model = default_model().display().to_string();
     let run = |flags: &[&str]| {
         let args = ["run", "-v", "-m", &model, "-p", "Hi", "--raw", "-n", "0", "-b", "32"];
-        stderr(&sayfa(Some(&small("500")), &[&args, flags].concat()))
+        stderr(&sayfa(Some(&small("600")), &[&args, flags].concat()))
     };
     let said = run(&["-ngl", "all"]);
     let context = |said: &str| {
