@@ -38,6 +38,8 @@ job() {
 preflight() {
     local missing=()
     command -v cc >/dev/null || missing+=(gcc libc6-dev)
+    # The CUDA tests compile the kernels for the CPU.
+    command -v g++ >/dev/null || missing+=(g++)
     command -v python3 >/dev/null || missing+=(python3)
     python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
     python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
@@ -88,12 +90,32 @@ oracle() {
     cargo test --locked --release --manifest-path tests/gguf_oracle/Cargo.toml
 }
 
+# The kernels on the CPU under AddressSanitizer and ThreadSanitizer: a whole toy model, in every order of threads.
+sanitizers() {
+    local build
+    for build in asan tsan; do
+        # Only the test program is watched, not cargo. ThreadSanitizer needs unrandomized addresses, and knows nothing of
+        # the locks of Rust code, which is not compiled for it.
+        export SAYFA_CUDA_BUILD=$build
+        export ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1
+        export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="setarch -R env LD_PRELOAD=$(g++ -print-file-name=lib$build.so)"
+        SAYFA_CUDA_ORDER=random cargo test --locked --release --test cuda -- --test-threads=1 "${watched_tests[@]}" |
+            tee target/sanitizer.log
+        # A name that fits no test would pass.
+        grep -q "^test result: ok. ${#watched_tests[@]} passed" target/sanitizer.log ||
+            fail "not all of these tests were run under $build: ${watched_tests[*]}"
+    done
+}
+watched_tests=(every_type_agrees_with_the_cpu)
+
 job preflight preflight
 job model scripts/get_model.sh --tests
 job python python_venv
 export SAYFA_TEST_PYTHON=$PWD/$venv/bin/python
 job formatting formatting
 job lints lints
+job kernels scripts/build_kernels.sh --check
 job tests cargo test --locked --release
+job sanitizers sanitizers
 job oracle oracle
 printf '\n%s%-12s %5d s\nall jobs passed\n' "$summary" total "$SECONDS"

@@ -28,8 +28,8 @@ static void** arguments;
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
 static std::vector<Fiber*> turns; // fibers by position
-static uint64_t runnable[MOST_THREADS / 64]; // a bit for each position
-static unsigned cursor;                      // the position after the one whose turn it is
+static uint32_t runnable[MOST_THREADS / 32]; // a bit for each position
+static unsigned turn_group, turn_bit;        // where to look for the next turn
 static unsigned n_threads;
 static unsigned predicates, barrier_count, barrier_number; // of __syncthreads_count
 static Outcome outcome;
@@ -144,7 +144,7 @@ static void spoil_shared(unsigned dynamic_bytes) {
 
 void wake(Fiber& sleeper) {
     sleeper.state = State::ready;
-    runnable[sleeper.position / 64] |= uint64_t(1) << sleeper.position % 64;
+    runnable[sleeper.position / 32] |= 1u << sleeper.position % 32;
 }
 
 // Nobody can run: releases the barrier at which all wait. False when all have finished.
@@ -176,21 +176,25 @@ static bool release_barrier() {
     return true;
 }
 
-// The thread whose turn it is now; null when all have finished.
+// The thread whose turn it is now; null when all have finished. Turns go round among 32 neighbours (in order of numbers: a
+// warp) until none of them can run: their stacks stay in the first cache.
 static Fiber* next_turn() {
-    const unsigned words = (n_threads + 63) / 64;
-    for (;;) {
-        for (unsigned word = cursor / 64; word < words; word++) {
-            uint64_t bits = runnable[word];
-            if (word == cursor / 64) bits &= ~uint64_t(0) << cursor % 64;
-            if (!bits) continue;
-            cursor = word * 64 + __builtin_ctzll(bits);
-            runnable[word] &= ~(uint64_t(1) << cursor % 64);
-            return turns[cursor++];
+    const unsigned groups = (n_threads + 31) / 32;
+    do {
+        for (unsigned tried = 0; tried < groups; tried++) {
+            if (const uint32_t able = runnable[turn_group]) {
+                const uint32_t later = turn_bit < 32 ? able & (~0u << turn_bit) : 0;
+                const unsigned bit = __builtin_ctz(later ? later : able);
+                runnable[turn_group] &= ~(1u << bit);
+                turn_bit = bit + 1;
+                return turns[turn_group * 32 + bit];
+            }
+            turn_group = turn_group + 1 == groups ? 0 : turn_group + 1;
+            turn_bit = 0;
         }
-        if (cursor == 0 && !release_barrier()) return nullptr;
-        cursor = 0;
-    }
+        turn_group = 0;
+    } while (release_barrier());
+    return nullptr;
 }
 
 static void run_threads();
@@ -305,8 +309,8 @@ static void run_block() {
         for (Fiber& f : fibers) f.copies.clear(), f.copy_group = 0;
     copies_started = false;
     memset(runnable, 0, sizeof runnable);
-    for (unsigned i = 0; i < n_threads; i++) runnable[i / 64] |= uint64_t(1) << i % 64;
-    cursor = predicates = barrier_number = 0;
+    for (unsigned i = 0; i < n_threads; i++) runnable[i / 32] |= 1u << i % 32;
+    turn_group = turn_bit = predicates = barrier_number = 0;
     tsan_release(&start_tag);
     if (!SHARE_STACKS) reclaim_stacks();
     hand_over(nullptr, next_turn(), false);

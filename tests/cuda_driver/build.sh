@@ -9,7 +9,7 @@ variant=${2:-plain}
 kernels=${3:-$root/kernels/sayfa.cu}
 
 case $variant in
-plain) kernel_flags="-O2" driver_flags="-O2" link_flags="-Wl,-z,defs" ;;
+plain) kernel_flags="-O2" driver_flags="-O3" link_flags="-Wl,-z,defs" ;;
 # An unaligned vector load is a fault on the hardware.
 asan)
     link_flags="-fsanitize=address -fsanitize=alignment"
@@ -19,7 +19,7 @@ asan)
 # Only the kernels are instrumented: the scheduler of the threads would report itself.
 tsan)
     link_flags="-fsanitize=thread"
-    driver_flags="-O2 -DSAYFA_EMULATED_TSAN"
+    driver_flags="-O3 -DSAYFA_EMULATED_TSAN"
     kernel_flags="-O1 -fsanitize=thread"
     ;;
 *) echo "build.sh: no such variant: $variant (plain, asan, tsan)" >&2 && exit 2 ;;

@@ -66,6 +66,10 @@ void give_stack(Stack* stack) {
 }
 
 void prepare(Stack* stack, void (*entry)()) {
+#if EMULATED_ASAN
+    // Who left the stack for good did not return from its functions, whose variables are still fenced.
+    __asan_unpoison_memory_region(stack->bottom, STACK_BYTES);
+#endif
     // Tops at different offsets, or the stacks of a block would compete for the same lines of the cache.
     size_t spread = reinterpret_cast<uintptr_t>(stack->bottom) / (STACK_BYTES + PAGE) * 37 % 64 * 64;
     void** top = reinterpret_cast<void**>(stack->bottom + STACK_BYTES - spread);
@@ -107,12 +111,7 @@ void arrived_on_new_stack() {
 
 void reclaim_stacks() {
     free_stacks = nullptr;
-    for (unsigned i = 0; i < made; i++) {
-#if EMULATED_ASAN
-        __asan_unpoison_memory_region(stacks[i].bottom, STACK_BYTES);
-#endif
-        give_stack(&stacks[i]);
-    }
+    for (unsigned i = 0; i < made; i++) give_stack(&stacks[i]);
 }
 
 void switch_stack(Stack* from, Stack* to, bool for_good) {

@@ -108,13 +108,14 @@ struct Copy {
     unsigned group;
 };
 
-struct Fiber : Thread {
+// What a switch touches comes first, so that it is one line of the cache.
+struct alignas(64) Fiber : Thread {
     unsigned number;   // in the block
     unsigned position; // in the order in which threads take turns
     State state;
     Stack* stack;
-    void* tsan_fiber;
     Where where; // of the barrier or warp operation it waits in
+    void* tsan_fiber;
     unsigned copy_group;
     std::vector<Copy> copies; // started by cp.async and not waited for
 };

@@ -113,33 +113,39 @@ static const Tile<T>& tile_of(const Warp& w, unsigned lane) {
 // d (16 x 8) += a (16 x depth) b (depth x 8) in the order of d's fragments, one product by `dot`(row, column).
 template <class T, class Dot>
 static void add_products(Warp& w, Dot dot) {
-    for (unsigned lane = 0; lane < 32; lane++)
-        for (unsigned i = 0; i < 4; i++) {
-            unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-            T* d = tile_of<T>(w, lane).d;
-            d[i] = T(d[i] + dot(row, column));
+    for (unsigned lane = 0; lane < 32; lane++) {
+        T* d = tile_of<T>(w, lane).d;
+        for (unsigned i = 0; i < 4; i++) d[i] = T(d[i] + dot(lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2));
+    }
+}
+
+// The loops are of fixed lengths over 16-bit numbers, which g++ turns into a few vector instructions.
+template <int K>
+static void multiply_s8(Warp& w) {
+    int16_t left[16][K], right[8][K];
+    auto unpack = [](int16_t* to, uint32_t four) {
+        for (int i = 0; i < 4; i++) to[i] = int8_t(four >> (8 * i));
+    };
+    for (unsigned lane = 0; lane < 32; lane++) {
+        const Tile<int>& tile = tile_of<int>(w, lane);
+        const unsigned row = lane / 4, at = lane % 4 * 4;
+        for (int half = 0; half < K / 16; half++) {
+            unpack(&left[row][16 * half + at], tile.a[2 * half]);
+            unpack(&left[row + 8][16 * half + at], tile.a[2 * half + 1]);
+            unpack(&right[row][16 * half + at], tile.b[half]);
         }
+    }
+    add_products<int>(w, [&](unsigned row, unsigned column) {
+        int sum = 0;
+        for (int i = 0; i < K; i++) sum += left[row][i] * right[column][i];
+        return sum;
+    });
 }
 
 void mma_s8(int (&d)[4], const uint32_t* a, const uint32_t* b, int k, Where where) {
     Tile<int> mine{d, a, b};
-    meet(Operation::mma, 0xffffffffu, reinterpret_cast<uint64_t>(&mine), unsigned(k), where, [=](Warp& w) {
-        int8_t left[16][32], right[8][32];
-        for (unsigned lane = 0; lane < 32; lane++) {
-            const Tile<int>& tile = tile_of<int>(w, lane);
-            const unsigned row = lane / 4, at = lane % 4 * 4;
-            for (int half = 0; half < k / 16; half++) {
-                memcpy(&left[row][16 * half + at], &tile.a[2 * half], 4);
-                memcpy(&left[row + 8][16 * half + at], &tile.a[2 * half + 1], 4);
-                memcpy(&right[row][16 * half + at], &tile.b[half], 4);
-            }
-        }
-        add_products<int>(w, [&](unsigned row, unsigned column) {
-            int sum = 0;
-            for (int i = 0; i < k; i++) sum += left[row][i] * right[column][i];
-            return sum;
-        });
-    });
+    meet(Operation::mma, 0xffffffffu, reinterpret_cast<uint64_t>(&mine), unsigned(k), where,
+         [=](Warp& w) { k == 16 ? multiply_s8<16>(w) : multiply_s8<32>(w); });
 }
 
 // Products of f16 are exact in f32; the hardware adds them in an order and with a precision of its own, here they are
