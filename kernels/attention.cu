@@ -127,7 +127,7 @@ __device__ __forceinline__ float2 softmax_span(float* scores, const SpanWork& wo
     max = warp_max(max);
 #pragma unroll
     for (int j = 0; j < PER_LANE; j++) {
-        p[j] = exp_as_cpu(p[j] - max); // 0 behind the n
+        p[j] = lane + 32 * j < n ? exp_as_cpu(p[j] - max) : 0.0f;
         scores[lane + 32 * j] = p[j];
     }
     __syncwarp();
