@@ -14,13 +14,13 @@ struct Activations {
     uint2 group; // XGroup: scale, sums
 };
 
-__device__ __forceinline__ Activations load_activations(const Rows& in, int token, int group) {
-    const size_t at = (size_t)token * (in.cols / 32) + group;
-    const uint4* q = reinterpret_cast<const uint4*>(in.q) + at * 2;
+// Of group `group + 32 * step` among those of all tokens.
+__device__ __forceinline__ Activations load_activations(const Rows& in, unsigned group, int step) {
+    const uint4* q = reinterpret_cast<const uint4*>(in.q) + 2 * group;
     Activations x;
-    x.first = q[0];
-    x.second = q[1];
-    x.group = reinterpret_cast<const uint2*>(in.groups)[at];
+    x.first = q[64 * step];
+    x.second = q[64 * step + 1];
+    x.group = (reinterpret_cast<const uint2*>(in.groups) + group)[32 * step];
     return x;
 }
 
@@ -55,16 +55,6 @@ struct Loaded {
 };
 
 template <int FORM, int T>
-__device__ __forceinline__ void load_step(const Matrix& m, const Rows& in, const size_t (&first_group)[DOT_ROWS], int g,
-                                          int step, int token, int live, Loaded<FORM, T>& loaded) {
-#pragma unroll
-    for (int r = 0; r < DOT_ROWS; r++) loaded.packed[r] = load_group<FORM>(m, first_group[r] + g, step);
-#pragma unroll
-    for (int t = 0; t < T; t++)
-        if (T == 1 || t < live) loaded.x[t] = load_activations(in, token + t, g + 32 * step);
-}
-
-template <int FORM, int T>
 __device__ __forceinline__ void add_step(const Loaded<FORM, T>& loaded, const uint4& table, float (&acc)[DOT_ROWS][T]) {
 #pragma unroll
     for (int r = 0; r < DOT_ROWS; r++) {
@@ -82,19 +72,26 @@ __device__ __forceinline__ void dot_quantized(const Matrix& m, const Rows& in, c
                                               int live, float (&acc)[DOT_ROWS][T]) {
     // for one token a lane asks for four groups at once, to keep memory busy; more tokens fill the registers themselves
     const int STEPS = T == 1 ? 2 : 1;
-    const int groups = in.cols / 32;
+    const unsigned groups = in.cols / 32;
     const uint4 table = load_table<FORM>(m);
-    const size_t first_group[DOT_ROWS] = {(size_t)rows[0] * groups, (size_t)rows[1] * groups};
 #pragma unroll 1
-    for (int g = threadIdx.x & 31; g < groups; g += 32 * STEPS) {
+    for (unsigned g = threadIdx.x & 31; g < groups; g += 32 * STEPS) {
+        // zeros, because registers that are only sometimes written would be kept from turn to turn
         Loaded<FORM, T> loaded[STEPS] = {};
 #pragma unroll
-        for (int step = 0; step < STEPS; step++)
-            if (step == 0 || g + 32 * step < groups)
-                load_step<FORM, T>(m, in, first_group, g, step, token, live, loaded[step]);
+        for (int step = 0; step < STEPS; step++) {
+            if (step > 0 && g + 32 * step >= groups) break;
 #pragma unroll
-        for (int step = 0; step < STEPS; step++)
-            if (step == 0 || g + 32 * step < groups) add_step<FORM, T>(loaded[step], table, acc);
+            for (int r = 0; r < DOT_ROWS; r++) loaded[step].packed[r] = load_group<FORM>(m, rows[r] * groups + g, step);
+#pragma unroll
+            for (int t = 0; t < T; t++)
+                if (t == 0 || t < live) loaded[step].x[t] = load_activations(in, (token + t) * groups + g, step);
+        }
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            if (step > 0 && g + 32 * step >= groups) break;
+            add_step<FORM, T>(loaded[step], table, acc);
+        }
     }
 }
 

@@ -40,30 +40,35 @@ struct Scales {
     int sub[2], sub_min[2];
 };
 
-// Group `group + 32 * step`; a step known to the compiler costs no address.
+// Element i of an array at a 32-bit distance, which is one instruction; what is added to a pointer is none.
+template <class T>
+__device__ __forceinline__ const T* element(const uint8_t* plane, unsigned i) {
+    return reinterpret_cast<const T*>(plane) + i;
+}
+
+// Group `group + 32 * step`.
 template <int FORM>
-__device__ __forceinline__ Packed load_group(const Matrix& m, size_t group, int step) {
-    const size_t at = group + 32 * step, in_supers = group / 8 + 4 * step;
+__device__ __forceinline__ Packed load_group(const Matrix& m, unsigned group, int step) {
     Packed p = {};
     if (FORM == FORM_Q8_0) {
-        const uint4* quants = reinterpret_cast<const uint4*>(m.quants) + 2 * at;
-        p.quants = quants[0];
-        p.more = quants[1];
+        const uint4* quants = element<uint4>(m.quants, 2 * group);
+        p.quants = quants[64 * step];
+        p.more = quants[64 * step + 1];
     } else {
-        p.quants = reinterpret_cast<const uint4*>(m.quants)[at];
+        p.quants = element<uint4>(m.quants, group)[32 * step];
     }
-    if (has_fifth_bits(FORM)) p.high.x = reinterpret_cast<const uint32_t*>(m.high)[at];
-    if (FORM == FORM_Q6_K) p.high = reinterpret_cast<const uint2*>(m.high)[at];
+    if (has_fifth_bits(FORM)) p.high.x = element<uint32_t>(m.high, group)[32 * step];
+    if (FORM == FORM_Q6_K) p.high = element<uint2>(m.high, group)[32 * step];
     if (has_packed_scales(FORM)) {
-        p.more = reinterpret_cast<const uint4*>(m.scales)[in_supers];
+        p.more = element<uint4>(m.scales, group / 8)[4 * step];
         p.scales = p.more.x;
     } else if (FORM == FORM_Q4_1 || FORM == FORM_Q5_1 || FORM == FORM_CODES) {
-        p.scales = reinterpret_cast<const uint32_t*>(m.scales)[at];
+        p.scales = element<uint32_t>(m.scales, group)[32 * step];
     } else {
-        p.scales = reinterpret_cast<const uint16_t*>(m.scales)[at];
+        p.scales = element<uint16_t>(m.scales, group)[32 * step];
     }
-    if (FORM == FORM_Q2_K) p.super_scales = reinterpret_cast<const uint32_t*>(m.supers)[in_supers];
-    if (FORM == FORM_Q6_K || FORM == FORM_Q3_K) p.super_scales = reinterpret_cast<const uint16_t*>(m.supers)[in_supers];
+    if (FORM == FORM_Q2_K) p.super_scales = element<uint32_t>(m.supers, group / 8)[4 * step];
+    if (FORM == FORM_Q6_K || FORM == FORM_Q3_K) p.super_scales = element<uint16_t>(m.supers, group / 8)[4 * step];
     return p;
 }
 
@@ -82,9 +87,9 @@ __device__ __forceinline__ void look_up(unsigned q, const uint4& table, int& low
     unsigned values[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const unsigned lower = __byte_perm(table.x, table.y, index >> 16 * i & 0xffff);
-        const unsigned upper = __byte_perm(table.z, table.w, index >> 16 * i & 0xffff);
-        values[i] = __byte_perm(lower, upper, choice >> 16 * i & 0xffff);
+        const unsigned lower = __byte_perm(table.x, table.y, index >> 16 * i);
+        const unsigned upper = __byte_perm(table.z, table.w, index >> 16 * i);
+        values[i] = __byte_perm(lower, upper, choice >> 16 * i);
     }
     low = __byte_perm(values[0], values[1], 0x6420);
     high = __byte_perm(values[0], values[1], 0x7531);

@@ -3,23 +3,21 @@
 #include "exp.cuh"
 #include "quantize.cuh"
 
-const int WARPS = 8;
-const int MATVEC_ROWS = WARPS * DOT_ROWS; // rows a block
-const int PAIRS = 32;                     // pairs of gate and up a block: one group of what follows
+const int PAIRS = 32; // pairs of rows of gate and up a block: one group of what follows
 
 // The block's matrix and its first row in it; `column` is where that matrix's outputs start.
-__device__ __forceinline__ Matrix choose_matrix(const Matrices& matrices, int block, int& row, int& column) {
+__device__ __forceinline__ Matrix choose_matrix(const Matrices& matrices, int block, int block_rows, int& row, int& column) {
     Matrix m = matrices.matrix[0];
     column = 0;
 #pragma unroll
     for (int i = 1; i < 3; i++) {
-        const int blocks = (m.rows + MATVEC_ROWS - 1) / MATVEC_ROWS;
+        const int blocks = (m.rows + block_rows - 1) / block_rows;
         if (i >= matrices.count || block < blocks) break;
         block -= blocks;
         column += m.rows;
         m = matrices.matrix[i];
     }
-    row = block * MATVEC_ROWS;
+    row = block * block_rows;
     return m;
 }
 
@@ -30,15 +28,15 @@ __device__ __forceinline__ void decode_product(const Matrices& matrices, const R
                                                const Rows& fused, int n, float (&pairs)[2][T][PAIRS]) {
     const int tiles = (n + T - 1) / T, block = blockIdx.x / tiles;
     const int token = blockIdx.x % tiles * T, live = min(T, n - token);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block_rows = blockDim.x / 32 * DOT_ROWS;
     int block_row = block * PAIRS, column = 0;
     Matrix m = matrices.matrix[0];
-    if (out) m = choose_matrix(matrices, block, block_row, column);
-    const int rounds = out ? 1 : 2 * PAIRS / MATVEC_ROWS;
+    if (out) m = choose_matrix(matrices, block, block_rows, block_row, column);
+    const int rounds = out ? 1 : 2 * PAIRS / block_rows;
 #pragma unroll 1
     for (int round = 0; round < rounds; round++) {
         if (!out) m = matrices.matrix[round & 1];
-        const int first = (round / 2 * WARPS + warp) * DOT_ROWS, row = block_row + first;
+        const int first = round / 2 * block_rows + warp * DOT_ROWS, row = block_row + first;
         if (row >= m.rows) break;
         float sums[DOT_ROWS][T];
         dot_rows<T>(m, in, row, token, live, sums);
@@ -58,8 +56,9 @@ __device__ __forceinline__ void decode_product(const Matrices& matrices, const R
 
 // y = W x + bias for matrices that share x; or, with no `out`, silu(first y) * second y, quantized for what follows
 // reads matrices (rows, cols), in (n, cols); writes out (n, out_stride) f32: the sum of rows columns; or fused (n, rows)
-// grid n times the 16 rows of one matrix up, or n times 32 pairs of rows up, in x; block 256: two rows a warp at a time
-// bound: the bytes of the weights, for 32 of them 18 (Q4_0, Q4_K), 34 (Q8_0), 26.25 (Q6_K)
+// grid n times the blocks of each matrix's rows, two rows a warp; or n times 32 pairs of rows up; block 128 or 256
+// bound: the bytes of weights; sm_90 has for 32 of them: Q4_0 18 bytes, 37 instructions; Q4_K 18, 56; Q6_K 26.25, 62;
+//        Q8_0 34, 26. (An H200 brings 20 bytes a multiprocessor and clock, and issues 128 instructions.)
 KERNEL void __launch_bounds__(256, 3)
     matvec_1(Matrices matrices, Rows in, float* out, int out_stride, Rows fused, int n) {
     __shared__ float pairs[2][1][PAIRS];
@@ -68,8 +67,9 @@ KERNEL void __launch_bounds__(256, 3)
 
 // The same for four tokens a block
 // reads matrices (rows, cols), in (n, cols); writes out (n, out_stride) f32: the sum of rows columns; or fused (n, rows)
-// grid ceil(n / 4) times the 16 rows of one matrix up, or ceil(n / 4) times 32 pairs of rows up, in x; block 256
-// bound: the bytes of the weights; on the fastest memory the loads of activations from L1, 80 bytes a group and row
+// grid ceil(n / 4) times the blocks of each matrix's rows, or ceil(n / 4) times 32 pairs of rows up; block 128 or 256
+// bound: the bytes of weights; on an H200 instructions, for a group and four tokens 94 (Q4_0), 116 (Q4_K), and the 80
+//        bytes of activations that pass L1 for a group and row
 KERNEL void __launch_bounds__(256, 2)
     matvec_4(Matrices matrices, Rows in, float* out, int out_stride, Rows fused, int n) {
     __shared__ float pairs[2][4][PAIRS];

@@ -8,7 +8,9 @@ mod support {
 
 use sayfa::backend::cpu::Simd;
 use sayfa::backend::cpu::kernels::{Kernels, Team};
-use sayfa::backend::cuda::testing::{self as cuda, Buffer, Device, Layout, Matrices, PLANES, Products, Ptr, Rows, XGroup};
+use sayfa::backend::cuda::testing::{
+    self as cuda, Buffer, Device, Layout, Matrices, PLANES, Products, Ptr, Rows, XGroup,
+};
 use sayfa::model;
 use sayfa::quant::activation::{Precision, QuantTile, TILE};
 use sayfa::quant::{DType, GROUP, dequantize_row};
@@ -18,9 +20,8 @@ use support::cuda_driver::{self, Order};
 /// of magnitudes. Rows here have up to 72 groups, and each addition rounds by half of this at most.
 const ORDER: f32 = 32.0 * f32::EPSILON;
 
-/// Rows of weights and tokens at and beside the edges of the tiles: 16 rows (two a warp), 64 rows; 4, 16 and 64 tokens.
-const SIZES: [(usize, usize); 9] =
-    [(1, 1), (7, 2), (8, 5), (9, 8), (33, 9), (65, 33), (33, 65), (130, 16), (64, 17)];
+/// Rows of weights and tokens at and beside the edges of the tiles: 8 rows (two a warp), 64 rows; 4, 16 and 64 tokens.
+const SIZES: [(usize, usize); 9] = [(1, 1), (7, 2), (8, 5), (9, 8), (33, 9), (65, 33), (33, 65), (130, 16), (64, 17)];
 
 struct Gpu {
     device: Device,
@@ -422,7 +423,8 @@ fn gate_and_up_in_one_kernel() {
         for (hidden, n) in [(32, 1), (96, 3), (64, 9)] {
             let what = format!("{} and {}, hidden {hidden}, {n} tokens", gate_type.name(), up_type.name());
             let input = Input::random(&gpu, cols, n, &mut random);
-            let (gate, up) = (weights(gate_type, hidden, cols, &mut random), weights(up_type, hidden, cols, &mut random));
+            let (gate, up) =
+                (weights(gate_type, hidden, cols, &mut random), weights(up_type, hidden, cols, &mut random));
             let bias = random.floats(hidden);
             let loaded = [gpu.load(&gate, Some(&bias)), gpu.load(&up, None)];
             let gate_up =
@@ -438,6 +440,38 @@ fn gate_and_up_in_one_kernel() {
             (cpu().silu_mul)(&mut gates, &ups);
             assert_same_bits(&made.x, &gates, &what);
         }
+    }
+}
+
+/// The host chooses the size of blocks by the size of the device.
+#[test]
+fn the_size_of_blocks_changes_no_bit() {
+    let gpu = gpu(Order::Random { seed: 10 });
+    let mut random = Random(10);
+    let (hidden, cols) = (160, 1280);
+    let loaded = [DType::Q4_K, DType::Q4_0].map(|dtype| gpu.load(&weights(dtype, hidden, cols, &mut random), None));
+    let matrices = Matrices { matrix: [loaded[0].params, loaded[1].params, cuda::Matrix::NONE], count: 2, unused: 0 };
+    for (name, tokens, n) in [("matvec_1", 1, 2), ("matvec_4", 4, 7)] {
+        let kernel = gpu.device.kernel(name).unwrap();
+        let input = Input::random(&gpu, cols, n, &mut random);
+        let results = [128, 256].map(|threads| {
+            let launch = |row_blocks: usize, (out, stride): (Ptr<f32>, usize), fused: Rows| {
+                let grid = ((row_blocks * n.div_ceil(tokens)) as u32, 1, 1);
+                let args = (matrices, input.rows(0, n), out, stride as i32, fused, n as i32);
+                // SAFETY: the arguments of both kernels, and n rows of each buffer.
+                unsafe { gpu.device.launch(&kernel, cuda::blocks(grid, threads, 0), &args).unwrap() }
+            };
+            let out = gpu.outputs(n, 2 * hidden);
+            let block_rows = threads as usize / 16;
+            launch(2 * hidden.div_ceil(block_rows), (out.ptr(), 2 * hidden), Rows::NONE);
+            let fused = written(&gpu, n, hidden, |fused| launch(hidden.div_ceil(32), (Ptr::NULL, 0), *fused));
+            (gpu.read(&out), fused)
+        });
+        let [(out, fused), (other_out, other_fused)] = &results;
+        assert_same_bits(out, other_out, name);
+        assert_same_bits(&fused.x, &other_fused.x, name);
+        assert_eq!(fused.q, other_fused.q, "{name}");
+        assert_quantized(fused, n, hidden, name);
     }
 }
 
@@ -464,8 +498,7 @@ fn silu_is_the_cpus_to_the_bit_for_every_kind_of_value() {
     let special = [0.0, -0.0, 1e-40, -1e-40, 87.0, 88.5, -87.3, -87.4, -88.5, 200.0, -200.0, f32::MAX, f32::MIN];
     let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
     let (hidden, n) = (96, 7);
-    let mut gate_up: Vec<f32> =
-        (0..2 * n * hidden).map(|i| random.float() * [1.0, 10.0, 100.0][i / 32 % 3]).collect();
+    let mut gate_up: Vec<f32> = (0..2 * n * hidden).map(|i| random.float() * [1.0, 10.0, 100.0][i / 32 % 3]).collect();
     gate_up[..special.len()].copy_from_slice(&special);
     gate_up[6 * 2 * hidden..][..3].copy_from_slice(&bad);
     let on_device = gpu.device.upload(&gate_up).unwrap();

@@ -7,9 +7,13 @@ use super::driver::{Device, Kernel, blocks};
 use super::forms::Form;
 use super::params::{Matrices, Matrix, Ptr, Rows};
 
-/// Rows of a matrix, and pairs of rows of gate and up, that a block of `matvec` takes.
-const MATVEC_ROWS: usize = 16;
+/// Rows that a warp of `matvec` takes, and pairs of rows of gate and up that a block takes.
+const WARP_ROWS: usize = 2;
 const PAIRS: usize = 32;
+/// Threads of a block. Small blocks leave less of the device idle at the end; those of gate and up are large where all of
+/// them fit at once, since each works for several turns.
+const THREADS: usize = 128;
+const MOST_THREADS: usize = 256;
 /// Rows and tokens of a tile of `matmul`.
 const TILE: usize = 64;
 const SMALL_TILE: usize = 16;
@@ -45,15 +49,20 @@ impl Products {
         n: usize,
     ) -> Result<()> {
         let used = &matrices.matrix[..matrices.count as usize];
-        let row_blocks = used.iter().map(|matrix| (matrix.rows as usize).div_ceil(MATVEC_ROWS)).sum();
-        self.decode(device, matrices, input, (out, stride), &Rows::NONE, row_blocks, n)
+        let block_rows = THREADS / 32 * WARP_ROWS;
+        let row_blocks = used.iter().map(|matrix| (matrix.rows as usize).div_ceil(block_rows)).sum();
+        self.decode(device, matrices, input, (out, stride), &Rows::NONE, (row_blocks, THREADS), n)
     }
 
     /// out = silu(gate x) * (up x), for the tokens of a decode step.
     pub fn gate_up(&self, device: &Device, gate_up: &Matrices, input: &Rows, out: &Rows, n: usize) -> Result<()> {
         assert!(gate_up.count == 2 && gate_up.matrix[0].rows == gate_up.matrix[1].rows, "gate and up");
         let row_blocks = (gate_up.matrix[0].rows as usize).div_ceil(PAIRS);
-        self.decode(device, gate_up, input, (Ptr::NULL, 0), out, row_blocks, n)
+        let (_, tokens, resident_threads) = self.decode_kernel(n);
+        let fit =
+            |threads| row_blocks * n.div_ceil(tokens) <= device.info.multiprocessors * (resident_threads / threads);
+        let threads = if fit(THREADS) && !fit(MOST_THREADS) { THREADS } else { MOST_THREADS };
+        self.decode(device, gate_up, input, (Ptr::NULL, 0), out, (row_blocks, threads), n)
     }
 
     #[expect(clippy::too_many_arguments, reason = "those of the kernel, and its grid")]
@@ -64,14 +73,19 @@ impl Products {
         input: &Rows,
         (out, stride): (Ptr<f32>, usize),
         fused: &Rows,
-        row_blocks: usize,
+        (row_blocks, threads): (usize, usize),
         n: usize,
     ) -> Result<()> {
-        let (kernel, tokens) = if n == 1 { (&self.matvec_1, 1) } else { (&self.matvec_4, 4) };
+        let (kernel, tokens, _) = self.decode_kernel(n);
         let grid = ((row_blocks * n.div_ceil(tokens)) as u32, 1, 1);
         let args = (*matrices, *input, out, stride as i32, *fused, n as i32);
         // SAFETY: the arguments of `matvec_1` and `matvec_4`; `input` and the outputs have `n` rows, as their owner says.
-        unsafe { device.launch(kernel, blocks(grid, 256, 0), &args) }
+        unsafe { device.launch(kernel, blocks(grid, threads as u32, 0), &args) }
+    }
+
+    /// The kernel for `n` tokens, how many of them a block takes, and for how many threads a multiprocessor has registers.
+    fn decode_kernel(&self, n: usize) -> (&Kernel, usize, usize) {
+        if n == 1 { (&self.matvec_1, 1, 768) } else { (&self.matvec_4, 4, 512) }
     }
 
     /// out (n, hidden) = silu(gate) * up of rows of gate and up side by side.
