@@ -7,6 +7,7 @@ use anyhow::ensure;
 use clap::{Args, ValueEnum};
 
 use super::Usage;
+use super::device::DeviceArgs;
 use crate::backend::cpu::{Activations, Simd};
 use crate::engine::OnFull;
 use crate::kv::layout::{BLOCK_TOKENS, KvType};
@@ -38,6 +39,9 @@ pub struct ModelArgs {
     /// Most prompt tokens computed in one step; changes no result
     #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
     pub batch_size: usize,
+
+    #[command(flatten)]
+    pub device: DeviceArgs,
 
     /// How keys and values are kept in the KV cache
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvTypeName::F16)]

@@ -9,9 +9,11 @@ use anyhow::{Context, bail};
 
 use super::args::{CacheArgs, ModelArgs};
 use super::machine::{self, mib};
-use super::plan::{self, Room};
+use super::open::{Made, Parts};
+use super::plan::Room;
 use super::terminal::Terminal;
 use super::{counted, weights};
+use crate::backend;
 use crate::backend::cpu;
 use crate::engine::{self, Engine};
 use crate::gguf::Gguf;
@@ -35,6 +37,7 @@ pub struct Loaded {
     pub model: Arc<Model>,
     pub backend_options: cpu::Options,
     pub engine_options: engine::Options,
+    pub gpu: Option<backend::Gpu>,
 }
 
 impl Loaded {
@@ -43,7 +46,7 @@ impl Loaded {
         (self.backend_options.kv_type_k, self.backend_options.kv_type_v)
     }
 
-    /// Another engine over the same weights, which keeps keys and values otherwise.
+    /// Another engine over the same weights, on the CPU, which keeps keys and values otherwise.
     pub fn engine_with(&self, (kv_type_k, kv_type_v): (KvType, KvType)) -> anyhow::Result<Engine> {
         let options = cpu::Options { kv_type_k, kv_type_v, ..self.backend_options.clone() };
         Engine::new(cpu::open(self.model.clone(), &options)?, &self.engine_options)
@@ -85,19 +88,23 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
     let options = backend_options(args)?;
     let gguf = weights::open(&path, args, terminal)?;
     let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
-    let threads = options.threads;
-    // Before anything more is allocated: a context that does not fit is refused at once.
-    let Room { context_tokens, cache_tokens } = plan::room(args, (threads, sequences), &gguf, &model.config, terminal)?;
-    let backend = cpu::open(model.clone(), &options)?;
-    terminal.detail(&format!("{}: {}", path.display(), backend.info().device));
-    let on_full = cache.on_full(context_tokens)?;
-    // The vocabulary needs a core for a while, the weights the disk: both at once.
-    let texts = std::thread::scope(|scope| {
+    let parts = Parts { model: &model, gguf: &gguf, args, options: &options, sequences, terminal };
+    let room = parts.room()?;
+    let engine_options = |room: &Room| {
+        let context_tokens = room.context_tokens;
+        let (cache_tokens, on_full) = (cache.cache_tokens.unwrap_or(room.cache_tokens), cache.on_full(context_tokens)?);
+        Ok(engine::Options { context_tokens, sequences, cache_tokens, on_full })
+    };
+    // The vocabulary needs a core for a while, the weights the disk, a GPU's copy of them its bus: all at once.
+    let (texts, Made { engine, engine_options, gpu }) = std::thread::scope(|scope| {
         let texts = scope.spawn(|| Texts::new(path, &gguf));
+        let made = scope.spawn(|| parts.engine(&room, &engine_options));
         let settled = weights::settle(&gguf, args, terminal);
+        let made = made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let texts = texts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        settled.and(texts)
+        settled.and(texts).and_then(|texts| Ok((texts, made?)))
     })?;
+    terminal.detail(&format!("{}: {}", texts.path.display(), engine.info().device));
     if texts.tokenizer.vocab() > model.config.vocab {
         bail!(
             "{}: the vocabulary has {} tokens, but token_embd.weight has {} rows: the file is damaged",
@@ -106,10 +113,7 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
             model.config.vocab
         );
     }
-    warn(&gguf, &model, &texts, args, terminal);
-    let cache_tokens = cache.cache_tokens.unwrap_or(cache_tokens);
-    let engine_options = engine::Options { context_tokens, sequences, cache_tokens, on_full };
-    let engine = Engine::new(backend, &engine_options)?;
+    warn(room.host_weights_bytes, &model, &texts, args, terminal);
     let name = texts.path.file_name().unwrap_or(texts.path.as_os_str()).to_string_lossy().into_owned();
     Ok(Loaded {
         name,
@@ -122,6 +126,7 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
         model,
         backend_options: options,
         engine_options,
+        gpu,
     })
 }
 
@@ -185,7 +190,7 @@ fn not_found(flag: &str, name: &Path, folders: &[PathBuf]) -> String {
     )
 }
 
-fn warn(gguf: &Gguf, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &Terminal) {
+fn warn(host_weights_bytes: u64, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &Terminal) {
     for sentence in texts.tokenizer.warnings() {
         terminal.warn(sentence);
     }
@@ -196,10 +201,12 @@ fn warn(gguf: &Gguf, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &
         terminal
             .warn(&format!("the model does not use these tensors of the file: {}", shortened(&model.unused_tensors)));
     }
-    if let Some(memory) = machine::total_memory().filter(|&memory| gguf.file_bytes() > memory) {
-        let (file, memory) = (mib(gguf.file_bytes()), mib(memory));
-        terminal
-            .warn(&format!("the file has {file}, but the machine {memory} of memory: every token will read the disk"));
+    if let Some(memory) = machine::total_memory().filter(|&memory| host_weights_bytes > memory) {
+        let (weights, memory) = (mib(host_weights_bytes), mib(memory));
+        terminal.warn(&format!(
+            "the CPU has {weights} of weights to read for every token, and the machine {memory} of memory: every token \
+             will read the disk"
+        ));
     }
     warn_of_threads(args.threads, terminal);
     let trained = model.config.context_tokens;

@@ -4,11 +4,13 @@ pub mod args;
 mod bench;
 pub mod chat;
 mod compare_kv;
+mod device;
 mod input;
 mod inspect;
 pub mod load;
 mod machine;
 mod notices;
+mod open;
 mod perplexity;
 mod plan;
 mod run;
@@ -105,6 +107,7 @@ impl Asked {
 
 /// Parses the program's arguments.
 pub fn parse(args: Vec<OsString>) -> anyhow::Result<Asked> {
+    let args = device::with_long_names(args);
     match parse_for(args.clone(), std::io::stdin().is_terminal()) {
         Ok(command) => Ok(Asked::Work(Box::new(command))),
         Err(error) if !error.use_stderr() => Ok(Asked::Help(error)),

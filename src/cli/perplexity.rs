@@ -2,12 +2,13 @@
 
 use std::ops::ControlFlow;
 
-use anyhow::{anyhow, bail};
+use anyhow::{anyhow, bail, ensure};
 use clap::Args;
 use serde_json::json;
 
 use super::args::{KvTypeName, ModelArgs, Talk};
 use super::compare_kv;
+use super::device::DeviceArgs;
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded};
 use super::terminal::{Interrupts, Terminal};
@@ -42,6 +43,16 @@ pub fn perplexity(args: &PerplexityArgs, terminal: &mut Terminal) -> anyhow::Res
     let mut model = args.model.clone();
     if args.compare_kv && model.kv_types() == (KvType::F16, KvType::F16) {
         model.kv_type = KvTypeName::Int8;
+    }
+    if args.compare_kv {
+        ensure!(
+            !model.device.insists(),
+            Usage(
+                "--compare-kv compares with keys and values in f32, which only the CPU keeps: leave --device out"
+                    .to_string()
+            )
+        );
+        model.device = DeviceArgs::CPU;
     }
     let mut loaded = load::load(&model, terminal)?;
     let tokens = loaded.texts.tokenizer.encode_with_bos(&text, Special::AsText)?;

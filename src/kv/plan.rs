@@ -12,15 +12,17 @@ pub struct ModelSizes {
     pub embedding_bytes: u64,
     /// Output norm and head, without the embedding table where that is the head.
     pub head_bytes: u64,
-    /// The embedding table is the head too: a device that computes the head needs its own copy.
-    pub is_tied: bool,
+    /// The same as it lies on a GPU, which needs its own copy of an embedding table that is the head.
+    pub gpu_head_bytes: u64,
     pub layers: Vec<LayerSizes>,
     pub head_dim: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerSizes {
     pub weights_bytes: u64,
+    /// In the form in which a GPU keeps them.
+    pub gpu_bytes: u64,
     pub n_kv_heads: usize,
 }
 
@@ -78,28 +80,31 @@ impl ModelSizes {
 
     /// The last `n` of the layers and the head.
     pub fn on_gpu(&self, n: usize, types: KvTypes) -> Part {
-        let tied = if self.is_tied { self.embedding_bytes } else { 0 };
-        let head = if n > 0 { self.head_bytes.saturating_add(tied) } else { 0 };
-        self.part(&self.layers[self.offloadable() - n.max(1)..], head, types, false, n > 0)
+        let layers = &self.layers[self.offloadable() - n.max(1)..];
+        let head = if n > 0 { self.gpu_head_bytes } else { 0 };
+        let weights_bytes = layers.iter().fold(head, |sum, layer| sum.saturating_add(layer.gpu_bytes));
+        let kv = self.kv(layers, types, Layout::device_stride);
+        Part { weights_bytes, is_mapped: false, kv, computes: n > 0 }
     }
 
     /// The rest when the GPU has the last `n`; everything for 0.
     pub fn on_host(&self, n: usize, types: KvTypes) -> Part {
-        let head = if n == 0 { self.head_bytes } else { 0 };
         let layers = &self.layers[..self.offloadable() - n.max(1)];
-        self.part(layers, head.saturating_add(self.embedding_bytes), types, true, n < self.offloadable())
+        let head = if n == 0 { self.head_bytes } else { 0 };
+        let other = head.saturating_add(self.embedding_bytes);
+        let weights_bytes = layers.iter().fold(other, |sum, layer| sum.saturating_add(layer.weights_bytes));
+        let kv = self.kv(layers, types, Layout::block_stride);
+        Part { weights_bytes, is_mapped: true, kv, computes: n < self.offloadable() }
     }
 
-    fn part(&self, layers: &[LayerSizes], other: u64, types: KvTypes, is_mapped: bool, computes: bool) -> Part {
+    fn kv(&self, layers: &[LayerSizes], types: KvTypes, stride: fn(&Layout) -> usize) -> KvBytes {
         let heads: Vec<usize> = layers.iter().map(|layer| layer.n_kv_heads).collect();
         let layout = Layout::new(&heads, self.head_dim, types.k, types.v);
-        let kv = KvBytes {
+        KvBytes {
             per_token: (layout.block_bytes() / BLOCK_TOKENS) as u64,
             per_block: layout.block_bytes() as u64,
-            stride: layout.block_stride() as u64,
-        };
-        let weights_bytes = layers.iter().fold(other, |sum, layer| sum.saturating_add(layer.weights_bytes));
-        Part { weights_bytes, is_mapped, kv, computes }
+            stride: stride(&layout) as u64,
+        }
     }
 
     /// How many of the layers and the head fit a GPU of `budget` bytes.
@@ -133,7 +138,14 @@ impl Part {
 
     pub fn scratch_bytes(&self, demand: &Demand) -> u64 {
         let growing = demand.scratch_bytes_per_token.saturating_mul(demand.context_tokens as u64);
-        if self.computes { demand.scratch_bytes.saturating_add(growing) } else { 0 }
+        let copies = self.copy_bytes().saturating_mul(demand.sequences as u64);
+        if self.computes { demand.scratch_bytes.saturating_add(growing).saturating_add(copies) } else { 0 }
+    }
+
+    /// A full sequence that is cut back goes on in a copy of its last block: a pool that is allocated at once has one more
+    /// for each.
+    fn copy_bytes(&self) -> u64 {
+        if self.is_mapped { 0 } else { self.kv.stride }
     }
 
     /// Everything that must have its place in memory.
@@ -156,7 +168,7 @@ impl Part {
     /// How many sequences of the context's length fit `budget`.
     pub fn most_sequences(&self, demand: &Demand, budget: u64) -> usize {
         let left = budget.saturating_sub(self.needed(&Demand { sequences: 0, ..*demand }));
-        let each = blocks(demand.context_tokens).saturating_mul(self.kv.stride);
+        let each = blocks(demand.context_tokens).saturating_mul(self.kv.stride).saturating_add(self.copy_bytes());
         usize::try_from(left.checked_div(each).unwrap_or(u64::MAX)).unwrap_or(usize::MAX)
     }
 
@@ -176,9 +188,9 @@ mod tests {
     const INT8: KvTypes = KvTypes { k: KvType::Int8, v: KvType::Int8 };
 
     /// Four layers of 1000 bytes; a block of F16 takes 2 * 2 * 64 * 2 * 16 = 8192 bytes a layer.
-    fn model(is_tied: bool) -> ModelSizes {
-        let layers = vec![LayerSizes { weights_bytes: 1000, n_kv_heads: 2 }; 4];
-        ModelSizes { embedding_bytes: 300, head_bytes: 50, is_tied, layers, head_dim: 64 }
+    fn model() -> ModelSizes {
+        let layers = vec![LayerSizes { weights_bytes: 1000, gpu_bytes: 1100, n_kv_heads: 2 }; 4];
+        ModelSizes { embedding_bytes: 300, head_bytes: 50, gpu_head_bytes: 400, layers, head_dim: 64 }
     }
 
     fn demand(context_tokens: usize, sequences: usize) -> Demand {
@@ -188,26 +200,26 @@ mod tests {
 
     #[test]
     fn the_host_holds_everything_and_counts_no_mapped_weights() {
-        let part = model(false).on_host(0, F16);
+        let part = model().on_host(0, F16);
         assert_eq!((part.weights_bytes, part.kv.per_token, part.kv.stride), (4350, 2048, 32768));
         // 17 tokens are two blocks, in each of three sequences; 20 cached tokens two more
         let demand = Demand { cache_tokens: 20, ..demand(17, 3) };
         assert_eq!(part.needed(&demand), (6 + 2) * 32768 + 500 + 34);
-        assert_eq!(model(true).on_host(0, F16), part, "a tied head is in the file once");
     }
 
     #[test]
     fn strides_are_whole_pages_and_the_payload_exact() {
-        let part = model(false).on_host(0, INT8);
+        let part = model().on_host(0, INT8);
         assert_eq!((part.kv.per_token, part.kv.per_block), (4 * 2 * 2 * 66, 16 * 1056));
         assert_eq!(part.kv.stride, 20480);
+        assert_eq!(model().on_gpu(5, INT8).kv.stride, 16 * 1056, "which is 66 times 256 bytes");
     }
 
     #[test]
     fn a_gpu_takes_the_last_layers_and_the_head_first() {
-        let sizes = model(true);
+        let sizes = model();
         let weights = |n| (sizes.on_gpu(n, F16).weights_bytes, sizes.on_host(n, F16).weights_bytes);
-        assert_eq!([0, 1, 2, 5].map(weights), [(0, 4350), (350, 4300), (1350, 3300), (4350, 300)]);
+        assert_eq!([0, 1, 2, 5].map(weights), [(0, 4350), (400, 4300), (1500, 3300), (4800, 300)]);
         let of_kv = |n| (sizes.on_gpu(n, F16).kv.stride, sizes.on_host(n, F16).kv.stride);
         assert_eq!([0, 1, 2, 5].map(of_kv), [(0, 32768), (0, 32768), (8192, 24576), (32768, 0)]);
         assert!(!sizes.on_gpu(0, F16).computes && !sizes.on_host(5, F16).computes);
@@ -216,7 +228,7 @@ mod tests {
 
     #[test]
     fn the_most_that_fits_fits_and_one_more_does_not() {
-        let sizes = model(false);
+        let sizes = model();
         let wanted = demand(100, 2);
         for budget in (0..600_000).step_by(7919) {
             let n = sizes.most_on_gpu(&wanted, budget);
@@ -237,8 +249,8 @@ mod tests {
 
     #[test]
     fn absurd_sizes_saturate() {
-        let mut sizes = model(false);
-        sizes.layers[0].weights_bytes = u64::MAX;
+        let mut sizes = model();
+        sizes.layers[0].gpu_bytes = u64::MAX;
         let part = sizes.on_gpu(5, F16);
         let wanted = Demand { cache_tokens: usize::MAX / 2, ..demand(usize::MAX / 2, usize::MAX) };
         assert_eq!(part.needed(&wanted), u64::MAX);

@@ -55,6 +55,44 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Unavailable> {
     (0..count).map(|ordinal| info(&*context(ordinal)?, ordinal)).collect()
 }
 
+/// A device that the kernels can run on.
+pub struct Usable {
+    pub info: DeviceInfo,
+    /// Kept, since it takes the driver some tenths of a second to make one.
+    _context: Arc<CudaContext>,
+}
+
+/// The device of that number, unless it or its driver is too old; nothing is loaded on it yet.
+pub fn device(ordinal: usize) -> Result<Usable, Unavailable> {
+    let context = context(ordinal)?;
+    let info = info(&context, ordinal)?;
+    kernels_for(&info)?;
+    Ok(Usable { info, _context: context })
+}
+
+/// The kernels that a device can run.
+fn kernels_for(info: &DeviceInfo) -> Result<&'static str, Unavailable> {
+    if driver_version().is_some_and(|version| version < (12, 0)) {
+        return Err(too_old(info));
+    }
+    match info.compute_capability {
+        (8.., _) => Ok(PTX_80),
+        (7, 5..) => Ok(PTX_75),
+        (major, minor) => {
+            let what = format!("{} has compute capability {major}.{minor}, 7.5 or more is needed", info.name);
+            Err(Unavailable::Unusable(what))
+        }
+    }
+}
+
+fn too_old(info: &DeviceInfo) -> Unavailable {
+    Unavailable::Unusable(format!(
+        "the NVIDIA driver for {} is too old: it supports CUDA {}, sayfa's kernels need 12.0 (driver 525 or newer)",
+        info.name,
+        driver_version().map_or("an unknown version".to_string(), |(major, minor)| format!("{major}.{minor}"))
+    ))
+}
+
 /// cudarc panics where the library or one of its functions is missing; nobody shall see that.
 fn guarded<T>(call: impl FnOnce() -> Result<T, DriverError> + panic::UnwindSafe) -> Result<T, Unavailable> {
     // SAFETY: loads the library and runs its initializers, as the driver's vendor intends.
@@ -130,23 +168,11 @@ impl Device {
     pub fn open(ordinal: usize) -> Result<Device, Unavailable> {
         let context = context(ordinal)?;
         let info = info(&context, ordinal)?;
-        let (major, minor) = info.compute_capability;
-        let ptx = match (major, minor) {
-            (8.., _) => PTX_80,
-            (7, 5..) => PTX_75,
-            _ => {
-                let what = format!("{} has compute capability {major}.{minor}, 7.5 or more is needed", info.name);
-                return Err(Unavailable::Unusable(what));
-            }
-        };
+        let ptx = kernels_for(&info)?;
         // SAFETY: nothing has been allocated yet, and all that will be is used on one stream.
         unsafe { context.disable_event_tracking() };
         let unusable = |error: DriverError| match error.0 {
-            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => Unavailable::Unusable(format!(
-                "the NVIDIA driver for {} is too old: it supports CUDA {}, sayfa's kernels need 12.0 (driver 525 or newer)",
-                info.name,
-                driver_version().map_or("an unknown version".to_string(), |(major, minor)| format!("{major}.{minor}"))
-            )),
+            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => too_old(&info),
             _ => Unavailable::Unusable(format!("{} does not take the kernels: {}", info.name, describe(error))),
         };
         let module = context.load_module(Ptx::from_src(ptx)).map_err(unusable)?;

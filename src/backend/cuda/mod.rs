@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 use super::cpu::{self, Activations, ScratchBytes, Widths};
 use super::{Backend, Batch, Best, Gpu, Info, Input, Output, Part, Profile, Stopwatch, Tap, Want};
 use crate::kv::layout::{BLOCK_TOKENS, BlockId, KvType, Layout};
-use crate::model::{Config, Model};
+use crate::model::Model;
 use attend::Attend;
 use buffers::{Buffers, Sizes, most_spans};
 use decoder::{End, Launches};
@@ -36,7 +36,7 @@ use step::{Kind, Pass, Shape, Staging, passes};
 use watch::Watch;
 use weights::Weights;
 
-pub use driver::{DeviceInfo, Unavailable, devices};
+pub use driver::{DeviceInfo, Unavailable, Usable, device, devices};
 
 /// What tests of single kernels need; nothing else outside this room does.
 #[doc(hidden)]
@@ -62,13 +62,13 @@ const MOST_GRAPHS: usize = 64;
 const MEASURED_BYTES: usize = 256 << 20;
 
 /// Why a model, or what is asked of it, cannot run on a GPU.
-pub fn lacks(config: &Config, k: KvType, v: KvType, activations: Activations) -> Option<String> {
-    let (head_dim, group) = (config.head_dim, config.layers.iter().map(|layer| layer.n_heads / layer.n_kv_heads).max());
-    if config.experts.is_some() {
+pub fn lacks(widths: &Widths, k: KvType, v: KvType, activations: Activations) -> Option<String> {
+    let head_dim = widths.head_dim;
+    if widths.n_experts > 0 {
         Some("models of experts run on the CPU only".to_string())
     } else if !head_dim.is_multiple_of(HEAD_DIM_STEP) || head_dim > MOST_HEAD_DIM {
         Some(format!("heads of {head_dim} elements run on the CPU only (GPU: multiples of 32 up to 256)"))
-    } else if group.is_some_and(|group| group > MOST_GROUP) {
+    } else if widths.group > MOST_GROUP {
         Some(format!("more than {MOST_GROUP} query heads a KV head run on the CPU only"))
     } else if let Some(kv_type) = [k, v].into_iter().find(|kv_type| *kv_type == KvType::F32) {
         Some(format!("KV type {} is for the CPU only (GPU: f16, int8)", kv_type.name()))
@@ -101,7 +101,7 @@ pub fn scratch_bytes(widths: &Widths, batch_tokens: usize, batch_logits: usize, 
 /// Puts a part of a model on a GPU.
 pub fn open(model: Arc<Model>, options: &cpu::Options, gpu: &Gpu, part: Part) -> Result<Box<dyn Backend>> {
     let config = &model.config;
-    if let Some(reason) = lacks(config, options.kv_type_k, options.kv_type_v, options.activations) {
+    if let Some(reason) = lacks(&Widths::of(config), options.kv_type_k, options.kv_type_v, options.activations) {
         bail!(reason);
     }
     let device = Device::open(gpu.ordinal)?;

@@ -124,7 +124,7 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     };
     show(terminal, &report.head())?;
     for types in kv_types(args) {
-        subject.set_kv_types(types)?;
+        subject = subject.with_kv_types(types)?;
         for test in &tests {
             let Some(measured) = measure::measure(test, &mut subject, &way)? else { return Ok(Ended::Interrupted) };
             let entry = Entry::new(test, report::kv_type_name(types), measured, &report);
@@ -188,6 +188,14 @@ fn begin(subject: &Subject, meter: &cpu::Meter) -> Report {
         },
         ceilings: Ceilings::measure(meter),
         tests: Vec::new(),
+    }
+}
+
+impl BenchArgs {
+    /// The model, planned for the widest of the ways to keep keys and values: context and GPU are the same for all.
+    fn model_with_widest_kv(&self) -> ModelArgs {
+        let widest = self.kv_types.iter().copied().max_by_key(|&name| KvType::from(name).row_bytes(1));
+        ModelArgs { kv_type: widest.unwrap_or(self.model.kv_type), ..self.model.clone() }
     }
 }
 

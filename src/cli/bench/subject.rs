@@ -5,11 +5,12 @@ use std::sync::Arc;
 use anyhow::{bail, ensure};
 
 use super::{BenchArgs, synthetic};
+use crate::backend;
 use crate::backend::cpu;
 use crate::cli::args::{CacheArgs, ModelArgs};
 use crate::cli::load;
 use crate::cli::machine::{self, size};
-use crate::cli::plan;
+use crate::cli::open::{Made, Parts};
 use crate::cli::plan::shapes::{Shape, Weights};
 use crate::cli::terminal::Terminal;
 use crate::engine::{self, Engine, OnFull};
@@ -23,23 +24,26 @@ pub struct Subject {
     pub engine: Engine,
     backend_options: cpu::Options,
     engine_options: engine::Options,
+    gpu: Option<backend::Gpu>,
 }
 
 impl Subject {
     /// With room for so many sequences at once.
     pub fn open(args: &BenchArgs, sequences: usize, terminal: &Terminal) -> anyhow::Result<Subject> {
+        let model = args.model_with_widest_kv();
         if let Some((name, shape)) = &args.shape {
-            return Subject::synthetic(name, shape, args.weights, &args.model, sequences, terminal);
+            return Subject::synthetic(name, shape, args.weights, &model, sequences, terminal);
         }
         // Nothing that is measured may come out of the cache.
         let cache = CacheArgs { cache_tokens: Some(0), ..CacheArgs::default() };
-        let loaded = load::load_with(&args.model, &cache, sequences, terminal)?;
+        let loaded = load::load_with(&model, &cache, sequences, terminal)?;
         Ok(Subject {
             name: loaded.name,
             model: loaded.model,
             engine: loaded.engine,
             backend_options: loaded.backend_options,
             engine_options: loaded.engine_options,
+            gpu: loaded.gpu,
         })
     }
 
@@ -72,22 +76,26 @@ impl Subject {
         let gguf = synthetic::gguf(&name, shape, weights, terminal)?;
         let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
         let backend_options = load::backend_options(args)?;
-        let room = plan::room(args, (backend_options.threads, sequences), &gguf, &model.config, terminal)?;
-        let context_tokens = room.context_tokens;
-        let engine_options = engine::Options { context_tokens, sequences, cache_tokens: 0, on_full: OnFull::Stop };
-        let engine = Engine::new(cpu::open(model.clone(), &backend_options)?, &engine_options)?;
-        Ok(Subject { name, model, engine, backend_options, engine_options })
+        let parts = Parts { model: &model, gguf: &gguf, args, options: &backend_options, sequences, terminal };
+        let Made { engine, engine_options, gpu } = parts.engine(&parts.room()?, &|room| {
+            let context_tokens = room.context_tokens;
+            Ok(engine::Options { context_tokens, sequences, cache_tokens: 0, on_full: OnFull::Stop })
+        })?;
+        Ok(Subject { name, model, engine, backend_options, engine_options, gpu })
     }
 
-    /// Another way to keep keys and values from now on.
-    pub fn set_kv_types(&mut self, (kv_type_k, kv_type_v): (KvType, KvType)) -> anyhow::Result<()> {
-        let (k, v) = (self.backend_options.kv_type_k, self.backend_options.kv_type_v);
-        if (k, v) != (kv_type_k, kv_type_v) {
-            let options = cpu::Options { kv_type_k, kv_type_v, ..self.backend_options.clone() };
-            self.engine = Engine::new(cpu::open(self.model.clone(), &options)?, &self.engine_options)?;
-            self.backend_options = options;
+    /// The same with another way to keep keys and values, no wider than the first.
+    pub fn with_kv_types(self, (kv_type_k, kv_type_v): (KvType, KvType)) -> anyhow::Result<Subject> {
+        let options = &self.backend_options;
+        if (options.kv_type_k, options.kv_type_v) == (kv_type_k, kv_type_v) {
+            return Ok(self);
         }
-        Ok(())
+        let backend_options = cpu::Options { kv_type_k, kv_type_v, ..options.clone() };
+        // A GPU may have no room for two of them.
+        drop(self.engine);
+        let backend = backend::open(self.model.clone(), &backend_options, self.gpu)?;
+        let engine = Engine::new(backend, &self.engine_options)?;
+        Ok(Subject { engine, backend_options, ..self })
     }
 
     pub fn activations(&self) -> cpu::Activations {

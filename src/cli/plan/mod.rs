@@ -1,6 +1,7 @@
 //! `sayfa plan`: what a model and its KV cache take, on each device, before anything is loaded; and the same arithmetic
 //! for `run` and `chat`, which refuse with it. Reads no more than a file's header.
 
+mod gpu;
 mod question;
 mod room;
 pub mod shapes;
@@ -14,6 +15,7 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
 use super::args::{DEFAULT_BATCH, KvTypeName, Talk};
+use super::device::DeviceArgs;
 use super::machine::size;
 use super::terminal::Terminal;
 use super::{Ended, load};
@@ -65,7 +67,10 @@ pub struct PlanArgs {
     #[arg(long, value_name = "TYPE", value_enum)]
     kv_type_v: Option<KvTypeName>,
 
-    /// Plan for a GPU with this much free memory, such as 24GiB (1024^3 bytes) or 24GB (1000^3)
+    #[command(flatten)]
+    device: DeviceArgs,
+
+    /// Plan for a GPU with this much free memory, there or not, such as 24GiB (1024^3 bytes) or 24GB (1000^3)
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true, help_heading = "Machine")]
     vram: Option<u64>,
 
@@ -90,7 +95,8 @@ pub struct PlanArgs {
 }
 
 pub fn plan(args: &PlanArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
-    let question = Question::new(args)?;
+    let mut question = Question::new(args)?;
+    question.add_gpu(args, terminal)?;
     if let Some(trace) = &args.trace {
         return simulate::simulate_trace(trace, &question, args.json, terminal);
     }

@@ -3,9 +3,10 @@
 use anyhow::bail;
 
 use super::{PlanArgs, load};
-use crate::backend::cpu::{self, Widths};
+use crate::backend::cpu::{self, ScratchBytes, Widths};
+use crate::backend::cuda;
 use crate::cli::machine::{self, Memory, size};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Tensor};
 use crate::kv::layout::KvType;
 use crate::kv::plan::{Demand, KvTypes, LayerSizes, ModelSizes, Part};
 use crate::model::{Config, RopeOverrides};
@@ -16,7 +17,7 @@ const PROGRAM_BYTES_PER_WORD: u64 = 512;
 /// Longest context that any flag accepts.
 pub const MOST_CONTEXT: usize = 1 << 31;
 /// Contexts shorter than this are no advice.
-const LEAST_CONTEXT: usize = 512;
+pub const LEAST_CONTEXT: usize = 512;
 
 const INT8: KvTypes = KvTypes { k: KvType::Int8, v: KvType::Int8 };
 
@@ -34,8 +35,19 @@ pub struct Question {
     pub threads: usize,
     /// Cached tokens were asked for; else they take what is left.
     pub cache_is_fixed: bool,
-    pub vram: Option<Memory>,
+    pub gpu: Option<Gpu>,
     pub ram: Memory,
+}
+
+/// A GPU, as far as a plan is concerned.
+#[derive(Clone)]
+pub struct Gpu {
+    /// For people.
+    pub name: String,
+    /// What may be taken of it.
+    pub memory: Memory,
+    /// How many of the last layers and the head it gets.
+    pub layers: usize,
 }
 
 /// One device and its part.
@@ -61,6 +73,10 @@ impl Device {
         self.needed() <= self.memory.bytes
     }
 
+    pub fn most_context(&self) -> usize {
+        self.part.most_context(&self.demand, self.memory.bytes)
+    }
+
     /// With weights that are read for every token, mapped or not.
     fn fits_in_memory(&self) -> bool {
         let mapped = if self.part.is_mapped && self.part.computes { self.part.weights_bytes } else { 0 };
@@ -81,26 +97,43 @@ pub fn host_memory() -> Memory {
 
 /// The sizes of a file's model, from its header.
 pub fn model_sizes(gguf: &Gguf, config: &Config) -> ModelSizes {
-    let layers = config.layers.iter().map(|layer| LayerSizes { weights_bytes: 0, n_kv_heads: layer.n_kv_heads });
+    let layers = config.layers.iter().map(|layer| LayerSizes { n_kv_heads: layer.n_kv_heads, ..LayerSizes::default() });
     let mut sizes = ModelSizes {
         embedding_bytes: 0,
         head_bytes: 0,
-        is_tied: gguf.tensor("output.weight").is_none(),
+        gpu_head_bytes: 0,
         layers: layers.collect(),
         head_dim: config.head_dim,
     };
+    let is_tied = gguf.tensor("output.weight").is_none();
+    let mut not_held = 0;
     for tensor in gguf.tensors() {
         let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-        let place = match layer {
-            _ if tensor.name == "token_embd.weight" => Some(&mut sizes.embedding_bytes),
-            Some(layer) => sizes.layers.get_mut(layer).map(|layer| &mut layer.weights_bytes),
-            None => Some(&mut sizes.head_bytes),
+        let (on_host, on_gpu) = match layer.map(|layer| sizes.layers.get_mut(layer)) {
+            None if tensor.name == "token_embd.weight" => {
+                (&mut sizes.embedding_bytes, if is_tied { &mut sizes.gpu_head_bytes } else { &mut not_held })
+            }
+            None => (&mut sizes.head_bytes, &mut sizes.gpu_head_bytes),
+            Some(Some(layer)) => (&mut layer.weights_bytes, &mut layer.gpu_bytes),
+            Some(None) => continue,
         };
-        if let Some(bytes) = place {
-            *bytes = bytes.saturating_add(tensor.size_bytes());
-        }
+        *on_host = on_host.saturating_add(tensor.size_bytes());
+        *on_gpu = on_gpu.saturating_add(gpu_bytes(tensor));
     }
     sizes
+}
+
+/// A tensor as it lies on a GPU: vectors in f32, matrices in a form of its own.
+fn gpu_bytes(tensor: &Tensor) -> u64 {
+    let size = |elements: u64| usize::try_from(elements).unwrap_or(usize::MAX);
+    match tensor.dims[..] {
+        [] => 0,
+        [elements] => elements.saturating_mul(4),
+        [cols, ref rows @ ..] => {
+            let rows = rows.iter().fold(1u64, |product, &dim| product.saturating_mul(dim));
+            cuda::forms::device_bytes(tensor.dtype, size(rows), size(cols))
+        }
+    }
 }
 
 impl Question {
@@ -120,7 +153,7 @@ impl Question {
                 (name, config.context_tokens, model_sizes(&gguf, &config), Widths::of(&config))
             }
         };
-        let k = args.kv_type_k.unwrap_or(args.kv_type).into();
+        let k: KvType = args.kv_type_k.unwrap_or(args.kv_type).into();
         let v = args.kv_type_v.unwrap_or(args.kv_type).into();
         let demand = Demand {
             context_tokens: if args.ctx_size == 0 { trained_tokens } else { args.ctx_size },
@@ -140,17 +173,40 @@ impl Question {
             activations: cpu::Activations::Int8,
             threads: 0,
             cache_is_fixed: args.cache_tokens.is_some(),
-            vram: args.vram.map(|bytes| Memory { bytes, limit: "--vram" }),
+            gpu: None,
             ram: args.ram.map_or_else(host_memory, |bytes| Memory { bytes, limit: "--ram" }),
         })
     }
 
-    /// Everything on the GPU but the embedding table, or everything on the host.
+    /// The GPU's part, if there is one, and the host's.
     pub fn devices(&self) -> Vec<Device> {
-        match self.vram {
-            Some(_) => self.split(self.sizes.offloadable()),
-            None => self.split(0),
+        self.split(self.gpu_layers())
+    }
+
+    /// What bounds the memory of a device, for people.
+    pub fn limit_of(&self, device: &Device) -> String {
+        match &self.gpu {
+            Some(gpu) if !device.part.is_mapped => gpu.name.clone(),
+            _ => device.memory.limit.to_string(),
         }
+    }
+
+    /// How many of the layers and the head are to be on the GPU.
+    pub fn gpu_layers(&self) -> usize {
+        self.gpu.as_ref().map_or(0, |gpu| gpu.layers)
+    }
+
+    /// The same with so many of them there.
+    pub fn with_gpu_layers(&self, layers: usize) -> Question {
+        let mut changed = self.clone();
+        changed.gpu.iter_mut().for_each(|gpu| gpu.layers = layers);
+        changed
+    }
+
+    /// The most of the layers and the head that fit the GPU; 0 if none does, or there is no GPU.
+    pub fn most_gpu_layers(&self) -> usize {
+        let gpu = self.split(self.sizes.offloadable()).into_iter().find(|device| !device.part.is_mapped);
+        gpu.map_or(0, |gpu| self.sizes.most_on_gpu(&gpu.demand, gpu.memory.bytes))
     }
 
     /// The last `n` of the layers and the head on the GPU.
@@ -168,14 +224,18 @@ impl Question {
                 activations: self.activations,
             },
         );
-        let demand =
-            Demand { scratch_bytes: scratch.fixed, scratch_bytes_per_token: scratch.per_context_token, ..self.demand };
-        let part = self.sizes.on_gpu(n, types);
-        let gpu = self.vram.map(|memory| Device { name: "GPU", part, demand, memory });
         let program = PROGRAM_BYTES + PROGRAM_BYTES_PER_WORD * self.widths.vocab as u64;
-        let demand = Demand { scratch_bytes: scratch.fixed + program, ..demand };
-        let host = Device { name: "host", part: self.sizes.on_host(n, types), demand, memory: self.ram };
-        gpu.into_iter().chain([host]).collect()
+        let with = |scratch: ScratchBytes, more: u64| Demand {
+            scratch_bytes: scratch.fixed.saturating_add(more),
+            scratch_bytes_per_token: scratch.per_context_token,
+            ..self.demand
+        };
+        let gpu = self.gpu.as_ref().map(|gpu| {
+            let scratch = cuda::scratch_bytes(&self.widths, self.batch_tokens, cpu::BATCH_LOGITS, types.k);
+            Device { name: "GPU", part: self.sizes.on_gpu(n, types), demand: with(scratch, 0), memory: gpu.memory }
+        });
+        let (part, demand) = (self.sizes.on_host(n, types), with(scratch, program));
+        gpu.into_iter().chain([Device { name: "host", part, demand, memory: self.ram }]).collect()
     }
 
     /// The same with something else asked for.
@@ -208,9 +268,8 @@ impl Question {
 
     /// How many of the layers and the head fit the GPU, when not all do and the host has room for the rest.
     pub fn fewer_layers(&self) -> Option<usize> {
-        let devices = self.devices();
-        let gpu = devices.first().filter(|device| !device.part.is_mapped && !device.fits())?;
-        let n = self.sizes.most_on_gpu(&gpu.demand, gpu.memory.bytes);
+        self.devices().first().filter(|device| !device.part.is_mapped && !device.fits())?;
+        let n = self.most_gpu_layers();
         (n > 0 && self.split(n).iter().all(Device::fits_in_memory)).then_some(n)
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::backend::cpu::Widths;
+use crate::backend::cuda::forms::device_bytes;
 use crate::kv::plan::{LayerSizes, ModelSizes};
 use crate::quant::DType;
 
@@ -172,6 +173,11 @@ impl PlannedMatrix {
         let row = self.dtype.row_bytes(self.dims[0] as u64).expect("the type was chosen for its rows");
         row * self.dims[1..].iter().product::<usize>() as u64
     }
+
+    /// As it lies on a GPU.
+    fn gpu_bytes(&self) -> u64 {
+        device_bytes(self.dtype, self.dims[1..].iter().product(), self.dims[0])
+    }
 }
 
 /// The type in which rows of `cols` elements are stored: what quantizers fall back to where no block divides them.
@@ -207,12 +213,19 @@ impl Shape {
     }
 
     pub fn sizes(&self, weights: Weights) -> ModelSizes {
-        let head = self.head(weights).map_or(0, |head| head.bytes());
-        let layer = |i| LayerSizes { weights_bytes: self.layer_bytes(weights, i), n_kv_heads: self.kv_heads };
+        let (embedding, head) = (self.embedding(weights), self.head(weights));
+        let layer = |i| {
+            let (matrices, norms) = (self.layer(weights, i), 2 * norm_bytes(self.dim));
+            LayerSizes {
+                weights_bytes: norms + matrices.iter().map(PlannedMatrix::bytes).sum::<u64>(),
+                gpu_bytes: norms + matrices.iter().map(PlannedMatrix::gpu_bytes).sum::<u64>(),
+                n_kv_heads: self.kv_heads,
+            }
+        };
         ModelSizes {
-            embedding_bytes: self.embedding(weights).bytes(),
-            head_bytes: head + norm_bytes(self.dim),
-            is_tied: self.tied,
+            embedding_bytes: embedding.bytes(),
+            head_bytes: norm_bytes(self.dim) + head.as_ref().map_or(0, PlannedMatrix::bytes),
+            gpu_head_bytes: norm_bytes(self.dim) + head.as_ref().unwrap_or(&embedding).gpu_bytes(),
             layers: (0..self.layers).map(layer).collect(),
             head_dim: self.head_dim(),
         }
@@ -250,10 +263,6 @@ impl Shape {
         });
         let router = PlannedMatrix::new(format!("blk.{i}.ffn_gate_inp"), &[dim, self.experts], DType::F32);
         planned.chain((self.experts > 0).then_some(router)).collect()
-    }
-
-    fn layer_bytes(&self, weights: Weights, i: usize) -> u64 {
-        self.layer(weights, i).iter().map(PlannedMatrix::bytes).sum::<u64>() + 2 * norm_bytes(self.dim)
     }
 }
 

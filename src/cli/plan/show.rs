@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use super::question::{Device, MOST_CONTEXT, Question, Way};
+use super::question::{Device, LEAST_CONTEXT, MOST_CONTEXT, Question, Way};
 use crate::cli::machine::size;
 use crate::kv::layout::BLOCK_TOKENS;
 use crate::kv::plan::{Demand, KvTypes, blocks};
@@ -18,7 +18,11 @@ impl Question {
         let Demand { context_tokens, sequences, kv_types, .. } = self.demand;
         let plural = if sequences == 1 { "" } else { "s" };
         let asked = format!("{sequences} sequence{plural} of {context_tokens} tokens, KV in {}", kv_name(kv_types));
-        let mut lines = vec![self.name.clone(), asked, String::new()];
+        let mut lines = vec![self.name.clone(), asked];
+        lines.extend(self.gpu.as_ref().map(|gpu| {
+            format!("{} of {} layers (with the head) on {}", gpu.layers, self.sizes.offloadable(), gpu.name)
+        }));
+        lines.push(String::new());
         let mut row = |label: &str, cell: &dyn Fn(&Device) -> String, note: &str| {
             let cells: String = devices.iter().map(|device| format!("{:>12}", cell(device))).collect();
             lines.push(format!("  {label:<10}{cells}   {note}").trim_end().to_string());
@@ -84,7 +88,12 @@ impl Question {
                 .map_or(String::new(), |int8| format!(", {} in int8", context_name(int8.most_context())));
             let trained = grouped(self.trained_tokens as u64);
             let most = context_name(self.most_context());
-            return vec![format!("Largest context: {most} tokens{int8} (trained: {trained})")];
+            let mut lines = vec![format!("Largest context: {most} tokens{int8} (trained: {trained})")];
+            lines.extend(self.context_for_all_layers().map(|context| {
+                let all = self.sizes.offloadable();
+                format!("With -c {context} all {all} layers fit the GPU.")
+            }));
+            return lines;
         }
         if ways.is_empty() {
             return vec!["Nothing makes it fit but more memory.".to_string()];
@@ -97,6 +106,13 @@ impl Question {
             }
         }
         lines
+    }
+
+    /// The longest context with which the GPU takes everything, if not as it is.
+    fn context_for_all_layers(&self) -> Option<usize> {
+        let all = self.sizes.offloadable();
+        self.gpu.as_ref().filter(|gpu| gpu.layers < all)?;
+        Some(self.with_gpu_layers(all).most_context()).filter(|&tokens| tokens >= LEAST_CONTEXT)
     }
 
     pub fn to_json(&self, devices: &[Device]) -> Json {
@@ -117,8 +133,8 @@ impl Question {
         };
         let int8 = self.with_int8();
         let int8 = int8.map(|int8| json!({"fits": int8.fits(), "largest_context_tokens": int8.most_context()}));
-        let gpu_layers = self.vram.map(|_| match self.fits() {
-            true => Some(self.sizes.offloadable()),
+        let gpu_layers = self.gpu.as_ref().map(|gpu| match self.fits() {
+            true => Some(gpu.layers),
             false => self.fewer_layers(),
         });
         json!({
