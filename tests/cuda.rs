@@ -39,79 +39,8 @@ fn every_type() -> Vec<PathBuf> {
     files
 }
 
-<<<<<<< HEAD
-fn host(model: &Arc<Model>, setting: Setting) -> Box<dyn Backend> {
-    let mut backend = cpu::open(model.clone(), &options(setting)).expect("this CPU runs the tests");
-    backend.reserve(64, 512).expect("a small pool");
-    backend
-}
-
-/// One sequence of a batch: its tokens, and how many are in its pages.
-struct Piece<'a> {
-    tokens: &'a [u32],
-    cached_tokens: usize,
-    pages: &'a [BlockId],
-}
-
-fn batch(pieces: &[Piece], wanted: Vec<usize>) -> Batch {
-    let mut batch = Batch { wanted, ..Batch::default() };
-    for piece in pieces {
-        let at = batch.tokens.len();
-        batch.tokens.extend(piece.tokens);
-        batch.rows.push(BatchRow {
-            tokens: at..batch.tokens.len(),
-            cached_tokens: piece.cached_tokens,
-            first_position: piece.cached_tokens,
-            pages: piece.pages.to_vec(),
-        });
-    }
-    batch
-}
-
-fn long_text(vocab: usize) -> Vec<u32> {
-    (0..600u64).map(|i| ((i * i * 7 + i * 13 + 5) % (vocab as u64 - 3)) as u32 + 3).collect()
-}
-
-/// Reads `prompt` in chunks, then takes the other tokens one by one: the logits after the prompt and after each of them.
-fn answer(backend: &mut dyn Backend, text: &[u32], prompt: usize, chunk: usize, pages: &[BlockId]) -> Vec<Vec<f32>> {
-    let mut logits = vec![];
-    let mut at = 0;
-    while at < text.len() {
-        let n = if at < prompt { chunk.min(prompt - at) } else { 1 };
-        let piece = Piece { tokens: &text[at..at + n], cached_tokens: at, pages };
-        at += n;
-        let wanted = if at >= prompt { vec![n - 1] } else { vec![] };
-        let found = backend.forward(&batch(&[piece], wanted)).expect("a sound batch").to_vec();
-        if at >= prompt {
-            logits.push(found);
-        }
-    }
-    logits
-}
-
-/// Largest difference of logits, as a part of their spread.
-fn distance(got: &[Vec<f32>], want: &[Vec<f32>]) -> f32 {
-    assert_eq!(got.len(), want.len());
-    let mut worst = 0f32;
-    for (got, want) in got.iter().zip(want) {
-        let (low, high) = want.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
-        for (got, want) in got.iter().zip(want) {
-            let apart = (got - want).abs() / (high - low);
-            worst = if apart > worst || apart.is_nan() { apart } else { worst };
-        }
-    }
-    worst
-}
-
-const PAGES: [BlockId; 32] = [
-    9, 30, 2, 17, 5, 44, 41, 7, 63, 1, 20, 22, 3, 8, 11, 60, 31, 33, 35, 37, 39, 12, 14, 16, 18, 50, 51, 52, 53, 54,
-    55, 56,
-];
-
-=======
 /// End to end a level of an activation may round the other way, which shows; where the CPU's lead is clear the greedy token
 /// is the same.
->>>>>>> main
 #[test]
 fn every_type_agrees_with_the_cpu() {
     for kv_type in [KvType::F16, KvType::Int8] {

@@ -56,7 +56,13 @@ struct Scene {
 impl Scene {
     /// V within -`v_size` .. `v_size`. Blocks in an order of `shuffle`; what nobody has written is 0xff: NaN in f16, and in
     /// the scales of int8.
-    fn new((group, kv_heads, head_dim): Sizes, kv: (KvType, KvType), sequences: &[Sequence], v_size: f32, shuffle: u64) -> Scene {
+    fn new(
+        (group, kv_heads, head_dim): Sizes,
+        kv: (KvType, KvType),
+        sequences: &[Sequence],
+        v_size: f32,
+        shuffle: u64,
+    ) -> Scene {
         let layout = Layout::new(&[kv_heads], head_dim, kv.0, kv.1);
         let needed = |s: &Sequence| (s.cached + s.new).div_ceil(BLOCK_TOKENS);
         let n_blocks = sequences.iter().map(needed).sum::<usize>() + 3;
@@ -97,7 +103,13 @@ impl Scene {
         self.n_heads() * self.layout.head_dim()
     }
 
-    fn ranges(&self, s: usize, half: Half, kv_head: usize, entry: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+    fn ranges(
+        &self,
+        s: usize,
+        half: Half,
+        kv_head: usize,
+        entry: usize,
+    ) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
         let block = self.pages[s][entry / BLOCK_TOKENS];
         row_ranges(&self.layout, (block, half, kv_head, entry % BLOCK_TOKENS))
     }
@@ -134,14 +146,16 @@ impl Scene {
             for kv_head in 0..self.kv_heads {
                 let rows = |half| (0..seen).map(|e| self.values(s, half, kv_head, e)).collect::<Vec<_>>();
                 let (keys, values) = (rows(Half::K), rows(Half::V));
-                for query in t * self.n_heads() + kv_head * self.group..t * self.n_heads() + (kv_head + 1) * self.group {
+                for query in t * self.n_heads() + kv_head * self.group..t * self.n_heads() + (kv_head + 1) * self.group
+                {
                     let at = query * head_dim..(query + 1) * head_dim;
                     let q: Vec<f64> = if is_int8(Half::K) {
                         self.q8[at].iter().map(|&q| f64::from(q) * f64::from(self.q8_scale[query])).collect()
                     } else {
                         self.q[at].iter().map(|&q| f64::from(q)).collect()
                     };
-                    let dot = |k: &Vec<f64>| k.iter().zip(&q).map(|(k, q)| k * q).sum::<f64>() / (head_dim as f64).sqrt();
+                    let dot =
+                        |k: &Vec<f64>| k.iter().zip(&q).map(|(k, q)| k * q).sum::<f64>() / (head_dim as f64).sqrt();
                     let scores: Vec<f64> = keys.iter().map(dot).collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let p: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
@@ -159,7 +173,11 @@ impl Scene {
     }
 
     /// Runs `launch` on the scene; the device has nothing but NaN, and the stand-in a trap, in blocks of nobody.
-    fn on<T>(&self, gpu: &Gpu, launch: impl FnOnce(&Step, &Heads, &sayfa::backend::cuda::testing::KvLayer, &Queries) -> T) -> T {
+    fn on<T>(
+        &self,
+        gpu: &Gpu,
+        launch: impl FnOnce(&Step, &Heads, &sayfa::backend::cuda::testing::KvLayer, &Queries) -> T,
+    ) -> T {
         let pool = gpu.upload(&self.pool);
         let mut table = vec![-1_000_000; self.pages.len() * self.max_pages];
         for (row, pages) in table.chunks_mut(self.max_pages).zip(&self.pages) {
@@ -350,7 +368,11 @@ fn int8_scores_and_their_softmax_have_the_bits_of_the_cpu() {
                 }
                 let (m, l) = (cpu.softmax_span)(&mut scores[..n]);
                 let ml = &partial[(head * spans + span) * (head_dim + 2) + head_dim..][..2];
-                assert!(same(ml[0], m) && same(ml[1], l), "{ml:?} for {m}, {l}: head {head}, span {span}, {}", scene.what());
+                assert!(
+                    same(ml[0], m) && same(ml[1], l),
+                    "{ml:?} for {m}, {l}: head {head}, span {span}, {}",
+                    scene.what()
+                );
             }
         }
     }

@@ -41,8 +41,9 @@ fn the_norm_is_the_cpus_in_every_length() {
         let mut noise = Noise::new(dim as u64);
         let (x, y, weight) = (noise.vec(3 * dim, 1.0), noise.vec(3 * dim, 1.0), noise.vec(dim, 2.0));
         for y in [None, Some(&y[..])] {
-            let added: Vec<f32> =
-                (0..3 * dim).map(|i| if (dim..2 * dim).contains(&i) { x[i] } else { x[i] + y.map_or(0.0, |y| y[i]) }).collect();
+            let added: Vec<f32> = (0..3 * dim)
+                .map(|i| if (dim..2 * dim).contains(&i) { x[i] } else { x[i] + y.map_or(0.0, |y| y[i]) })
+                .collect();
             let (after, normed) = add_norm(&gpu, &x, y, &weight, &[2, 0]);
             assert!(all_same(&after, &added), "x += y of the wanted rows, and of no other, at {dim}");
             for (normed, row) in normed.chunks(dim).zip([2, 0]) {
@@ -51,7 +52,10 @@ fn the_norm_is_the_cpus_in_every_length() {
                 let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
                 for ((&normed, &x), &weight) in normed.iter().zip(x).zip(&weight) {
                     let exact = f64::from(x) * scale * f64::from(weight);
-                    assert!((f64::from(normed) - exact).abs() <= NORM_TOLERANCE * exact.abs(), "{normed} for {exact}, {dim}");
+                    assert!(
+                        (f64::from(normed) - exact).abs() <= NORM_TOLERANCE * exact.abs(),
+                        "{normed} for {exact}, {dim}"
+                    );
                 }
             }
         }
@@ -96,7 +100,8 @@ fn rope_store(gpu: &Gpu, layout: &Layout, qkv: &[f32], cos: &[f32], sin: &[f32])
     let head_dim = layout.head_dim();
     let pool = gpu.upload(&vec![UNTOUCHED; 7 * layout.device_stride()]);
     let n = TOKENS.len();
-    let (q, q8) = (gpu.upload(&vec![-12345f32; n * N_HEADS * head_dim]), gpu.upload(&vec![-128i8; n * N_HEADS * head_dim]));
+    let (q, q8) =
+        (gpu.upload(&vec![-12345f32; n * N_HEADS * head_dim]), gpu.upload(&vec![-128i8; n * N_HEADS * head_dim]));
     let (q8_scale, qkv) = (gpu.upload(&vec![-1f32; n * N_HEADS]), gpu.upload(qkv));
     let (tokens, pages, cos, sin) = (gpu.upload(&TOKENS), gpu.upload(&PAGES), gpu.upload(cos), gpu.upload(sin));
     let step = Step {
