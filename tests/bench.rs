@@ -76,6 +76,9 @@ fn a_report_says_where_it_comes_from_and_counts_what_there_is_to_do() {
         assert!(["memory", "arithmetic"].iter().any(|limit| test["limit"]["name"] == *limit), "{test}");
         assert_eq!(test["runs_tokens_per_second"].as_array().unwrap().len(), 2);
         assert_eq!(test["plain_read_bytes_per_second"].is_null(), test["name"] == "prefill");
+        assert_eq!(test["launches_per_token"], 0.0);
+        let most = number(&test["tokens_per_second"]) / number(&test["limit"]["share"]);
+        assert!((number(&test["most_tokens_per_second"]) / most - 1.0).abs() < 1e-9, "{test}");
         assert!(test.get("stages").is_none());
     }
     // four tokens at depth 10 see 11 to 14; K and V of two heads of 64 in f32 take 1024 bytes a token

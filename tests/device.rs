@@ -260,3 +260,38 @@ fn the_default_context_is_what_the_gpu_has_room_for() {
     assert!(said.contains("what fits (cuda:0 (Stand-in GPU 0))"), "{said}");
     assert!(context(&run(&["-ngl", "all", "--kv-type", "int8"])) > context(&said) * 3 / 2);
 }
+
+// ---- bench
+
+#[test]
+fn a_bench_on_a_gpu_counts_launches_and_holds_decode_against_a_copy_there() {
+    let bench = |flags: &[&str]| {
+        let args = ["bench", "--json", "-m", &micro(), "-p", "8", "-n", "3", "-d", "4", "-r", "1", "--stages"];
+        let output = sayfa(Some(&[]), &[&args, flags].concat());
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)))
+    };
+    let report = bench(&["--kv-types", "int8,f16"]);
+    assert_eq!(report["machine"]["gpu"], "cuda:0 (Stand-in GPU 0), 2 of 2");
+    let copies = report["ceilings"]["gpu"]["copy_bytes_per_second"].as_f64().unwrap();
+    assert!(copies > 0.0 && report["ceilings"]["gpu"]["weights_share"] == 1.0, "{report}");
+    let tests = report["tests"].as_array().unwrap();
+    let kinds: Vec<_> =
+        tests.iter().map(|test| (test["name"].as_str().unwrap(), test["kv_type"].as_str().unwrap())).collect();
+    assert_eq!(kinds, [("prefill", "int8"), ("decode", "int8"), ("prefill", "f16"), ("decode", "f16")]);
+    for test in tests {
+        let number = |key: &str| test[key].as_f64().unwrap_or_else(|| panic!("{key}: {test}"));
+        let launches = number("launches_per_token");
+        if test["name"] == "decode" {
+            // nine a layer, and the norm, the head and the likeliest token at the end
+            assert!((5.0..=12.0).contains(&launches), "{launches}");
+        }
+        assert!(launches > 0.0 && test["limit"]["name"] == "memory", "{test}");
+        let most = copies / number("bytes_per_token");
+        assert!((number("most_tokens_per_second") / most - 1.0).abs() < 1e-9, "{test}");
+        assert!(test["stages"].as_array().unwrap().iter().any(|stage| stage["stage"] == "ffn_down"), "{test}");
+    }
+    let half = bench(&["-ngl", "1"]);
+    let share = half["ceilings"]["gpu"]["weights_share"].as_f64().unwrap();
+    assert!(share > 0.0 && share < 0.5, "the head alone: {share}");
+    assert!(bench(&["-ngl", "0"])["machine"].get("gpu").is_none());
+}

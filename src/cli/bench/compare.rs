@@ -25,6 +25,8 @@ struct EarlierMachine {
     cpu: String,
     threads: usize,
     simd: String,
+    #[serde(default)]
+    gpu: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -118,13 +120,14 @@ pub fn read(path: &Path) -> anyhow::Result<Earlier> {
         &mut earlier.model.name,
         &mut earlier.model.activations,
     ];
-    tests.chain(facts).for_each(|text| *text = cell(text));
+    tests.chain(facts).chain(&mut earlier.machine.gpu).for_each(|text| *text = cell(text));
     Ok(earlier)
 }
 
 impl Comparison {
     pub fn new(path: &Path, earlier: &Earlier, report: &Report) -> Comparison {
         let now: Vec<(Key, f64)> = report.tests.iter().map(|entry| (Key::of(entry), entry.tokens_per_second)).collect();
+        let gpu = |name: &Option<String>| name.clone().unwrap_or("none".to_string());
         let find = |key: &Key| earlier.tests.iter().find(|test| test.key == *key);
         let pair = |(key, speed): &(Key, f64)| {
             let before = find(key)?.tokens_per_second;
@@ -145,6 +148,7 @@ impl Comparison {
             ("the processor", earlier.machine.cpu.clone(), report.machine.cpu.clone()),
             ("threads", earlier.machine.threads.to_string(), report.machine.threads.to_string()),
             ("instructions", earlier.machine.simd.clone(), report.machine.simd.to_string()),
+            ("the GPU", gpu(&earlier.machine.gpu), gpu(&report.machine.gpu)),
         ];
         let differing = facts.into_iter().filter(|(_, before, now)| before != now);
         Comparison {

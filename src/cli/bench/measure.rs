@@ -25,24 +25,52 @@ pub struct Measured {
     pub seconds: Vec<f64>,
     /// What a repetition reads and computes.
     pub work: Work,
-    /// Over the timed repetitions, if stages were asked for.
+    /// Kernels that it launches on a GPU.
+    pub launches: usize,
+    /// Over the timed repetitions, if stages were asked for; on a GPU over one more.
     pub profile: Option<Profile>,
     /// In decode: bytes per second of a plain read of the weights before each repetition.
     pub plain_reads: Vec<f64>,
 }
 
+/// What a repetition is for.
+#[derive(Clone, Copy, PartialEq)]
+enum Turn {
+    /// To warm up, and to count what there is to do.
+    Count,
+    /// On a GPU steps that are looked into run without graphs: these are made now, before time counts.
+    WarmUp,
+    Timed,
+    TimedByStages,
+    /// Looking into a step costs a GPU far more than some microseconds.
+    StagesAlone,
+}
+
+impl Turn {
+    fn all(way: &Way, on_gpu: bool) -> Vec<Turn> {
+        let timed = if way.stages && !on_gpu { Turn::TimedByStages } else { Turn::Timed };
+        let mut turns = vec![Turn::Count];
+        turns.extend(on_gpu.then_some(Turn::WarmUp));
+        turns.extend(std::iter::repeat_n(timed, way.repetitions as usize));
+        turns.extend((way.stages && on_gpu).then_some(Turn::StagesAlone));
+        turns
+    }
+}
+
 /// `None`: interrupted.
 pub fn measure(test: &Test, subject: &mut Subject, way: &Way) -> anyhow::Result<Option<Measured>> {
     let weights = subject::weights(&subject.model);
-    let mut run = Run::new(test, &mut subject.engine, way.interrupts);
-    let mut measured = Measured { seconds: vec![], work: Work::default(), profile: None, plain_reads: vec![] };
-    for repetition in 0..=way.repetitions {
-        let is_warm_up = repetition == 0;
+    let on_gpu = subject.gpu_share().is_some();
+    let mut run = Run::new(test, &mut subject.engine, on_gpu, way.interrupts);
+    let mut measured =
+        Measured { seconds: vec![], work: Work::default(), launches: 0, profile: None, plain_reads: vec![] };
+    for turn in Turn::all(way, on_gpu) {
+        let is_timed = [Turn::Timed, Turn::TimedByStages].contains(&turn);
         run.go_to_depth()?;
-        if !is_warm_up && test.kind == Kind::Decode {
+        if is_timed && test.kind == Kind::Decode && !on_gpu {
             measured.plain_reads.push(way.meter.read(&weights));
         }
-        run.engine.set_profiling(is_warm_up || way.stages);
+        run.engine.set_profiling(![Turn::WarmUp, Turn::Timed].contains(&turn));
         let start = Instant::now();
         run.repetition()?;
         let seconds = start.elapsed().as_secs_f64();
@@ -51,13 +79,13 @@ pub fn measure(test: &Test, subject: &mut Subject, way: &Way) -> anyhow::Result<
         if way.interrupts.pending() {
             return Ok(None);
         }
-        if is_warm_up {
-            measured.work = profile.total_work();
-            continue;
+        match turn {
+            Turn::Count => (measured.work, measured.launches) = (profile.total_work(), profile.launches),
+            Turn::WarmUp | Turn::Timed => {}
+            Turn::TimedByStages | Turn::StagesAlone => measured.profile.get_or_insert_default().add(&profile),
         }
-        measured.seconds.push(seconds);
-        if way.stages {
-            measured.profile.get_or_insert_default().add(&profile);
+        if is_timed {
+            measured.seconds.push(seconds);
         }
     }
     run.sequences.iter().for_each(|(id, _)| run.engine.free_sequence(*id));
@@ -68,6 +96,7 @@ pub fn measure(test: &Test, subject: &mut Subject, way: &Way) -> anyhow::Result<
 struct Run<'a> {
     test: &'a Test,
     engine: &'a mut Engine,
+    on_gpu: bool,
     interrupts: &'a Interrupts,
     ids: RandomIds,
     /// With what each holds before the test; no two alike, or they would share pages.
@@ -75,10 +104,10 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(test: &'a Test, engine: &'a mut Engine, interrupts: &'a Interrupts) -> Run<'a> {
+    fn new(test: &'a Test, engine: &'a mut Engine, on_gpu: bool, interrupts: &'a Interrupts) -> Run<'a> {
         let mut ids = RandomIds::new(engine.vocab());
         let sequences = (0..test.sequences).map(|_| (engine.new_sequence(), ids.some(test.depth))).collect();
-        Run { test, engine, interrupts, ids, sequences }
+        Run { test, engine, on_gpu, interrupts, ids, sequences }
     }
 
     /// Brings every sequence to the test's depth.
@@ -116,7 +145,11 @@ impl<'a> Run<'a> {
                 break;
             }
             let next: Vec<_> = self.sequences.iter().map(|(id, _)| *id).zip(&mut self.ids).collect();
-            self.engine.decode_together(&next)?;
+            match next[..] {
+                // As in an answer at temperature 0: a GPU sends one token home, not all logits.
+                [(id, token)] if self.on_gpu => self.engine.decode_best(id, token).map(|_| ())?,
+                _ => self.engine.decode_together(&next).map(|_| ())?,
+            }
         }
         Ok(())
     }

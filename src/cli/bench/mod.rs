@@ -24,7 +24,7 @@ use super::terminal::{Interrupts, Terminal};
 use super::{Ended, Usage, machine};
 use crate::backend::cpu;
 use crate::kv::layout::KvType;
-use ceilings::Ceilings;
+use ceilings::{Ceilings, GpuCeiling};
 use compare::Comparison;
 use measure::Way;
 use report::{Entry, Machine, ModelFacts, Report};
@@ -115,7 +115,7 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
     let meter = cpu::Meter::new(subject.engine.info().threads, args.model.simd()?)?;
     let interrupts = Interrupts::catch();
     let way = Way { repetitions: args.repetitions, stages: args.stages, meter: &meter, interrupts: &interrupts };
-    let mut report = begin(&subject, &meter);
+    let mut report = begin(&subject, &meter)?;
     if report.ceilings.read_is_cached() {
         terminal.warn("there is too little free memory to read past the processor's cache: memory may seem too fast");
     }
@@ -160,9 +160,11 @@ pub fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Ended>
 const MORE_THAN_ALL: f64 = 1.05;
 
 /// A report without tests; measures the limits of the machine.
-fn begin(subject: &Subject, meter: &cpu::Meter) -> Report {
+fn begin(subject: &Subject, meter: &cpu::Meter) -> anyhow::Result<Report> {
     let (info, widths) = (subject.engine.info(), cpu::Widths::of(&subject.model.config));
-    Report {
+    let copies = subject.engine.measure_bandwidth()?.zip(subject.gpu_share());
+    let gpu = copies.map(|(copy_bytes_per_second, weights_share)| GpuCeiling { copy_bytes_per_second, weights_share });
+    Ok(Report {
         sayfa: env!("CARGO_PKG_VERSION"),
         machine: Machine {
             cpu: report::cell(&machine::processor().unwrap_or_else(|| "unknown processor".to_string())),
@@ -172,6 +174,7 @@ fn begin(subject: &Subject, meter: &cpu::Meter) -> Report {
             simd: meter.simd(),
             memory_bytes: machine::total_memory(),
             largest_cache_bytes: machine::largest_cache_bytes(),
+            gpu: gpu.map(|_| report::cell(&info.device)),
         },
         model: ModelFacts {
             name: report::cell(&subject.name),
@@ -186,9 +189,9 @@ fn begin(subject: &Subject, meter: &cpu::Meter) -> Report {
             batch_tokens: info.batch_tokens,
             activations: subject.activations().name(),
         },
-        ceilings: Ceilings::measure(meter),
+        ceilings: Ceilings::measure(meter, gpu),
         tests: Vec::new(),
-    }
+    })
 }
 
 impl BenchArgs {

@@ -29,6 +29,9 @@ pub struct Machine {
     pub simd: &'static str,
     pub memory_bytes: Option<u64>,
     pub largest_cache_bytes: Option<u64>,
+    /// The GPU and its part of the model, if there is one in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -67,9 +70,13 @@ pub struct Entry {
     /// Least that must be read for a token, and operations.
     pub bytes_per_token: f64,
     pub ops_per_token: f64,
+    /// Kernels on a GPU.
+    pub launches_per_token: f64,
     /// A plain read of the same weights between the repetitions.
     pub plain_read_bytes_per_second: Option<f64>,
     pub limit: Option<Limit>,
+    /// What that limit allows.
+    pub most_tokens_per_second: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageEntry>,
 }
@@ -94,6 +101,7 @@ impl Entry {
         let plain_read = (!measured.plain_reads.is_empty()).then(|| median(&mut measured.plain_reads));
         let ceilings = report.ceilings.with_read(plain_read);
         let work = measured.work;
+        let limit = ceilings.nearest(work, seconds);
         Entry {
             name: test.kind,
             model: report.model.name.clone(),
@@ -106,8 +114,10 @@ impl Entry {
             runs_tokens_per_second,
             bytes_per_token: work.bytes / tokens,
             ops_per_token: (work.int8_ops + work.float_ops) / tokens,
+            launches_per_token: measured.launches as f64 / tokens,
             plain_read_bytes_per_second: plain_read,
-            limit: ceilings.nearest(work, seconds),
+            limit,
+            most_tokens_per_second: limit.map(|limit| limit.share * seconds).map(|least| tokens / least),
             stages: measured.profile.map_or_else(Vec::new, |profile| stages(&profile, &ceilings)),
         }
     }
@@ -127,8 +137,9 @@ impl Entry {
     pub fn row(&self) -> String {
         let giga = |per_token: f64| number(per_token * self.tokens_per_second / 1e9);
         let plain = self.plain_read_bytes_per_second.map_or_else(String::new, |bytes| number(bytes / 1e9));
+        let most = self.most_tokens_per_second.map_or_else(String::new, number);
         format!(
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {plain} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {plain} | {} | {most} | {} |",
             self.name.name(),
             self.kv_type,
             self.sequences,
@@ -136,6 +147,8 @@ impl Entry {
             self.tokens,
             number(self.tokens_per_second),
             self.spread(),
+            if self.launches_per_token > 0.0 { number(self.launches_per_token) } else { "0".to_string() },
+            number(self.bytes_per_token / 1e6),
             giga(self.bytes_per_token),
             giga(self.ops_per_token),
             limit(self.limit)
@@ -176,9 +189,15 @@ impl Report {
     /// Lines above the table of tests.
     pub fn head(&self) -> Vec<String> {
         let Report { machine, model, ceilings, .. } = self;
+        let gpu = machine
+            .gpu
+            .iter()
+            .zip(&ceilings.gpu)
+            .map(|(name, gpu)| format!("; {name}: copies {:.1} GB/s", gpu.copy_bytes_per_second / 1e9));
+        let gpu: String = gpu.collect();
         vec![
             format!(
-                "{}, {}, {}, {}; memory reads {:.1} GB/s, int8 {:.2} TOP/s, float {:.2} TOP/s",
+                "{}, {}, {}, {}; memory reads {:.1} GB/s, int8 {:.2} TOP/s, float {:.2} TOP/s{gpu}",
                 model.name,
                 machine.cpu,
                 counted(machine.threads, "thread"),
@@ -188,9 +207,10 @@ impl Report {
                 ceilings.float_ops_per_second / 1e12
             ),
             String::new(),
-            "| test | KV | sequences | depth | tokens | tokens/s | ± | GB/s | plain read | GOP/s | share of the limit |"
+            "| test | KV | sequences | depth | tokens | tokens/s | ± | launches a token | MB a token | GB/s | plain read | GOP/s \
+             | at most | share of the limit |"
                 .to_string(),
-            "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |".to_string(),
+            "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |".to_string(),
         ]
     }
 

@@ -98,6 +98,14 @@ impl Subject {
         Ok(Subject { engine, backend_options, ..self })
     }
 
+    /// How much of the weights that a token reads lies on a GPU, if one computes.
+    pub fn gpu_share(&self) -> Option<f64> {
+        let n_layers = self.model.config.n_layers;
+        let layers = (n_layers + 1).checked_sub(self.gpu?.offloaded)?..n_layers;
+        let there = self.model.bytes_per_token_of(layers, true);
+        Some(there as f64 / self.model.bytes_per_token_of(0..n_layers, true) as f64)
+    }
+
     pub fn activations(&self) -> cpu::Activations {
         self.backend_options.activations
     }
