@@ -1,8 +1,8 @@
 // The dot products of a decode step: two rows of a matrix with T tokens, by one warp.
 //
 // Two rows share each load of the activations, which come from L1: of the bytes that pass there, a token's 40 a group
-// would otherwise outweigh the 16 to 32 of the weights. Lane l takes the groups l, l + 32, ... of both rows one after the
-// other, whatever T and the batch are, so that the bits of a (row, token) depend on nothing else.
+// would otherwise outweigh the 16 to 32 of the weights. Lane l takes the groups l, l + 32, ... of both rows one after
+// the other, whatever T and the batch are, so that the bits of a (row, token) depend on nothing else.
 #pragma once
 #include "forms.cuh"
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ Activations load_activations(const Rows& in, unsigned
     return x;
 }
 
-// Adds a group of one row and one token. The offset of unsigned quants is taken off through the sums of the activations.
+// Adds a group of one row and one token. The offset of unsigned quants is taken off through the activations' sums.
 template <int FORM>
 __device__ __forceinline__ float add_group(const int (&w)[8], const Scales& s, const Activations& x, float acc) {
     const int q[8] = {(int)x.first.x,  (int)x.first.y,  (int)x.first.z,  (int)x.first.w,
@@ -133,8 +133,8 @@ __device__ __forceinline__ void dot_float(const Matrix& m, const Rows& in, const
     }
 }
 
-// sums[r][t] = row `row + r` times token `token + t`, plus the bias, in every lane. A row past the end repeats the last;
-// of T tokens only `live` exist.
+// sums[r][t] = row `row + r` times token `token + t`, plus the bias, in every lane. A row past the end repeats the
+// last; of T tokens only `live` exist.
 template <int T>
 __device__ __forceinline__ void dot_rows(const Matrix& m, const Rows& in, int row, int token, int live,
                                          float (&sums)[DOT_ROWS][T]) {
@@ -144,7 +144,9 @@ __device__ __forceinline__ void dot_rows(const Matrix& m, const Rows& in, int ro
 #pragma unroll
         for (int t = 0; t < T; t++) sums[r][t] = 0.0f;
     if (m.form < FORM_F32)
-        with_quantized_form(m.form, [&](auto tag) { dot_quantized<decltype(tag)::form, T>(m, in, rows, token, live, sums); });
+        with_quantized_form(m.form, [&](auto tag) {
+            dot_quantized<decltype(tag)::form, T>(m, in, rows, token, live, sums);
+        });
     else
         with_float_form(m.form, [&](auto tag) { dot_float<decltype(tag)::form, T>(m, in, rows, token, live, sums); });
 #pragma unroll

@@ -1,7 +1,8 @@
 // e^x, silu: bit for bit as src/backend/cpu/simd/scalar.rs computes them.
 #pragma once
 
-// n = round(x / ln 2), a series on the rest, times 2^n. NaN stays NaN; below -87.33654 the result is 0, above 88 that of 88.
+// n = round(x / ln 2), a series on the rest, times 2^n. NaN stays NaN; below -87.33654 the result is 0, above 88 that
+// of 88.
 __device__ __forceinline__ float exp_as_cpu(float x) {
     if (x != x) return x;
     if (x < -87.33654f) return 0.0f;

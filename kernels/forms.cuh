@@ -131,8 +131,9 @@ template <int FORM>
 __device__ __forceinline__ void unpack_signed(const Packed& p, const uint4& table, int (&words)[8]) {
     unpack_quants<FORM>(p, table, words);
     if (offset_of(FORM) != 0) {
+        const unsigned to_signed = (0x80u - offset_of(FORM)) * 0x01010101u;
 #pragma unroll
-        for (int i = 0; i < 8; i++) words[i] = ((unsigned)words[i] + (0x80u - offset_of(FORM)) * 0x01010101u) ^ 0x80808080u;
+        for (int i = 0; i < 8; i++) words[i] = ((unsigned)words[i] + to_signed) ^ 0x80808080u;
     }
 }
 

@@ -8,8 +8,8 @@
 
 const int TILE_ROWS = 64;
 
-// 12582912 as a float. Adding n to its bits adds n to its value while |n| < 2^22, so that a dot product that starts here
-// becomes a float by one exact subtraction. The largest is 32 * 127 * 128.
+// 12582912 as a float. Adding n to its bits adds n to its value while |n| < 2^22, so that a dot product that starts
+// here becomes a float by one exact subtraction. The largest is 32 * 127 * 128.
 const int FLOAT_BITS = 0x4b400000;
 const float FLOAT_START = 12582912.0f;
 
@@ -89,8 +89,8 @@ struct MatmulTile {
         }
     }
 
-    // Adds group k of the stage in `buffer`. Fragments: lane l has rows l / 4 and l / 4 + 8, elements from 4 * (l % 4) on,
-    // and of the result tokens 2 * (l % 4) and the next.
+    // Adds group k of the stage in `buffer`. Fragments: lane l has rows l / 4 and l / 4 + 8, elements from 4 * (l % 4)
+    // on, and of the result tokens 2 * (l % 4) and the next.
     template <bool SPLIT>
     __device__ __forceinline__ void add_group(int buffer, int k, bool min) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -111,7 +111,8 @@ struct MatmulTile {
 #pragma unroll
         for (int j = 0; j < TOKEN_PARTS; j++) {
             const int8_t* from = shared.x[buffer][t + j * 8 + lane / 4] + byte;
-            const uint32_t x[2] = {*reinterpret_cast<const uint32_t*>(from), *reinterpret_cast<const uint32_t*>(from + 16)};
+            const uint32_t x[2] = {*reinterpret_cast<const uint32_t*>(from),
+                                   *reinterpret_cast<const uint32_t*>(from + 16)};
             const float2 pair = *reinterpret_cast<const float2*>(&shared.x_scale[buffer][k][t + j * 8 + lane % 4 * 2]);
             const float x_scale[2] = {pair.x, pair.y};
 #pragma unroll
@@ -195,7 +196,8 @@ struct MatmulTile {
 // bound: arithmetic; weights pass n / 64 times (from L2 but for the first), activations rows / 64 times
 KERNEL void __launch_bounds__(128, 4) matmul_64(Matrix m, Rows in, float* out, int out_stride, int n) {
     __shared__ MatmulShared<64, 2> shared;
-    MatmulTile<64, 2, 2> tile = {m, in, shared, (int)blockIdx.y * TILE_ROWS, (int)blockIdx.x * 64, n, in.cols / 32, {}, {}};
+    const int row = blockIdx.y * TILE_ROWS, token = blockIdx.x * 64;
+    MatmulTile<64, 2, 2> tile = {m, in, shared, row, token, n, in.cols / 32, {}, {}};
     tile.run(out, out_stride);
 }
 
@@ -205,7 +207,8 @@ KERNEL void __launch_bounds__(128, 4) matmul_64(Matrix m, Rows in, float* out, i
 // bound: the latency of loads: 256 groups of weights a block on their way
 KERNEL void __launch_bounds__(256, 2) matmul_16(Matrix m, Rows in, float* out, int out_stride, int n) {
     __shared__ MatmulShared<16, 4> shared;
-    MatmulTile<16, 4, 2> tile = {m, in, shared, (int)blockIdx.y * TILE_ROWS, (int)blockIdx.x * 16, n, in.cols / 32, {}, {}};
+    const int row = blockIdx.y * TILE_ROWS, token = blockIdx.x * 16;
+    MatmulTile<16, 4, 2> tile = {m, in, shared, row, token, n, in.cols / 32, {}, {}};
     tile.run(out, out_stride);
 }
 
@@ -243,7 +246,9 @@ KERNEL void __launch_bounds__(256) matmul_float(Matrix m, Rows in, float* out, i
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (row + r + i < m.rows && token + t + j < n)
-                out[(size_t)(token + t + j) * out_stride + row + r + i] = m.bias ? acc[i][j] + m.bias[row + r + i] : acc[i][j];
+        for (int j = 0; j < 4; j++) {
+            const int to_row = row + r + i, to_token = token + t + j;
+            if (to_row < m.rows && to_token < n)
+                out[(size_t)to_token * out_stride + to_row] = m.bias ? acc[i][j] + m.bias[to_row] : acc[i][j];
+        }
 }

@@ -6,7 +6,8 @@
 const int PAIRS = 32; // pairs of rows of gate and up a block: one group of what follows
 
 // The block's matrix and its first row in it; `column` is where that matrix's outputs start.
-__device__ __forceinline__ Matrix choose_matrix(const Matrices& matrices, int block, int block_rows, int& row, int& column) {
+__device__ __forceinline__ Matrix choose_matrix(const Matrices& matrices, int block, int block_rows, int& row,
+                                                int& column) {
     Matrix m = matrices.matrix[0];
     column = 0;
 #pragma unroll
@@ -46,7 +47,8 @@ __device__ __forceinline__ void decode_product(const Matrices& matrices, const R
 #pragma unroll
             for (int r = 0; r < DOT_ROWS; r++) {
                 if (!out) pairs[round & 1][t][first + r] = sums[r][t];
-                else if (t < live && row + r < m.rows) out[(size_t)(token + t) * out_stride + column + row + r] = sums[r][t];
+                else if (t < live && row + r < m.rows)
+                    out[(size_t)(token + t) * out_stride + column + row + r] = sums[r][t];
             }
     }
     if (out) return;
@@ -55,7 +57,7 @@ __device__ __forceinline__ void decode_product(const Matrices& matrices, const R
 }
 
 // y = W x + bias for matrices that share x; or, with no `out`, silu(first y) * second y, quantized for what follows
-// reads matrices (rows, cols), in (n, cols); writes out (n, out_stride) f32: the sum of rows columns; or fused (n, rows)
+// reads matrices (rows, cols), in (n, cols); writes out (n, out_stride) f32: columns as rows in all; or fused (n, rows)
 // grid n times the blocks of each matrix's rows, two rows a warp; or n times 32 pairs of rows up; block 128 or 256
 // bound: the bytes of weights; sm_90 has for 32 of them: Q4_0 18 bytes, 37 instructions; Q4_K 18, 56; Q6_K 26.25, 62;
 //        Q8_0 34, 26. (An H200 brings 20 bytes a multiprocessor and clock, and issues 128 instructions.)
@@ -66,7 +68,7 @@ KERNEL void __launch_bounds__(256, 3)
 }
 
 // The same for four tokens a block
-// reads matrices (rows, cols), in (n, cols); writes out (n, out_stride) f32: the sum of rows columns; or fused (n, rows)
+// reads matrices (rows, cols), in (n, cols); writes out (n, out_stride) f32: columns as rows in all; or fused (n, rows)
 // grid ceil(n / 4) times the blocks of each matrix's rows, or ceil(n / 4) times 32 pairs of rows up; block 128 or 256
 // bound: the bytes of weights; on an H200 instructions, for a group and four tokens 94 (Q4_0), 116 (Q4_K), and the 80
 //        bytes of activations that pass L1 for a group and row

@@ -8,15 +8,17 @@ mod cuda_driver;
 #[allow(dead_code)]
 mod cuda_kernels;
 
+use std::ops::Range;
+
 use cuda_driver::Order;
 use cuda_kernels::{Gpu, Noise, Output, all_same, gpu, kv_layer, row_ranges, same, stored_values};
 use sayfa::backend::cpu::Simd;
 use sayfa::backend::cpu::kernels::{Queries as CpuQueries, SPAN_TOKENS};
-use sayfa::backend::cuda::testing::{Heads, Queries, Step, Tile, Token};
+use sayfa::backend::cuda::testing::{Heads, KvLayer, Queries, Step, Tile, Token};
 use sayfa::kv::layout::{BLOCK_TOKENS, Half, KvType, Layout};
 use sayfa::kv::rows::{encode, rotate};
 
-/// Of f32 sums against f64, in parts of a head's largest value: 2.4e-6 was the most seen over 2000 entries.
+/// Of f32 sums against f64, in parts of a head's largest value: 2.2e-6 was the most seen.
 const ATTENTION_TOLERANCE: f64 = 1e-5;
 
 const COMBINATIONS: [(KvType, KvType); 4] = [
@@ -103,13 +105,7 @@ impl Scene {
         self.n_heads() * self.layout.head_dim()
     }
 
-    fn ranges(
-        &self,
-        s: usize,
-        half: Half,
-        kv_head: usize,
-        entry: usize,
-    ) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+    fn ranges(&self, s: usize, half: Half, kv_head: usize, entry: usize) -> (Range<usize>, Range<usize>) {
         let block = self.pages[s][entry / BLOCK_TOKENS];
         row_ranges(&self.layout, (block, half, kv_head, entry % BLOCK_TOKENS))
     }
@@ -146,8 +142,8 @@ impl Scene {
             for kv_head in 0..self.kv_heads {
                 let rows = |half| (0..seen).map(|e| self.values(s, half, kv_head, e)).collect::<Vec<_>>();
                 let (keys, values) = (rows(Half::K), rows(Half::V));
-                for query in t * self.n_heads() + kv_head * self.group..t * self.n_heads() + (kv_head + 1) * self.group
-                {
+                let first = t * self.n_heads() + kv_head * self.group;
+                for query in first..first + self.group {
                     let at = query * head_dim..(query + 1) * head_dim;
                     let q: Vec<f64> = if is_int8(Half::K) {
                         self.q8[at].iter().map(|&q| f64::from(q) * f64::from(self.q8_scale[query])).collect()
@@ -173,11 +169,7 @@ impl Scene {
     }
 
     /// Runs `launch` on the scene; the device has nothing but NaN, and the stand-in a trap, in blocks of nobody.
-    fn on<T>(
-        &self,
-        gpu: &Gpu,
-        launch: impl FnOnce(&Step, &Heads, &sayfa::backend::cuda::testing::KvLayer, &Queries) -> T,
-    ) -> T {
+    fn on<T>(&self, gpu: &Gpu, launch: impl FnOnce(&Step, &Heads, &KvLayer, &Queries) -> T) -> T {
         let pool = gpu.upload(&self.pool);
         let mut table = vec![-1_000_000; self.pages.len() * self.max_pages];
         for (row, pages) in table.chunks_mut(self.max_pages).zip(&self.pages) {
@@ -413,16 +405,15 @@ fn prefill_bits_depend_on_the_token_alone() {
 #[test]
 fn no_bit_depends_on_the_order_of_threads_and_blocks() {
     let gpu = gpu();
-    let Some(stand_in) = gpu.stand_in else {
-        return; // the hardware's order is its own, and the other tests see it
-    };
+    // on hardware, whose order is its own, the runs are repetitions
+    let set = |order| gpu.stand_in.into_iter().for_each(|stand_in| stand_in.order(order));
     let many = [Sequence { seed: 1, cached: 70, new: 9 }];
     for kv in COMBINATIONS {
         let run = |order| {
-            stand_in.order(order);
+            set(order);
             let decoded = Scene::new((3, 2, 64), kv, &[one(1, 300)], 1.0, 1).decode(&gpu, 0).0;
             let prefilled = Scene::new((3, 2, 64), kv, &many, 1.0, 1).prefill(&gpu, 64);
-            stand_in.order(Order::Forward);
+            set(Order::Forward);
             [decoded, prefilled].concat()
         };
         let forward = run(Order::Forward);

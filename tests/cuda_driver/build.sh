@@ -26,7 +26,6 @@ tsan)
 esac
 
 mkdir -p "$out"
-rm -f "$out"/*.o
 # Any x86-64 CPU since 2013. As on the device, a product and a sum are rounded apart unless fmaf is written. Warnings are
 # for the compilers of the device.
 common="-std=c++17 -g1 -march=x86-64-v3 -ffp-contract=off -fno-strict-aliasing -fPIC -fvisibility=hidden -DSAYFA_EMULATED
@@ -42,14 +41,24 @@ names=$(g++ $common -E -P -x c++ "$kernels" | tr '\n' ' ' |
     done
 } >"$out/kernels.cpp"
 
-compile() {
-    case $1 in
-    "$out"/*) g++ $common $kernel_flags -w -c "$1" -o "$out/$(basename "$1" .cpp).o" ;;
-    *) g++ $common $driver_flags -Wall -Wextra -c "$1" -o "$out/$(basename "$1" .cpp).o" ;;
-    esac
+compile() { # SOURCE OBJECT FLAGS
+    g++ $common $3 -c "$1" -o "$2"
 }
-export -f compile
-export common kernel_flags driver_flags out
-printf '%s\0' "$out/kernels.cpp" "$here"/*.cpp | xargs -0 -n 1 -P "$(nproc)" bash -c 'compile "$1"' compile
+compile_driver() { # SOURCE
+    compile "$1" "$objects.unfinished/$(basename "$1" .cpp).o" "$driver_flags -Wall -Wextra"
+}
+# The driver's part is the same for all kernels and stays beside OUT_DIR.
+objects=$(dirname "$out")/objects-$variant-$(cat "$here"/*.cpp "$here"/*.h "$here/build.sh" | sha256sum | cut -c 1-16)
+export -f compile compile_driver
+export common driver_flags objects
+compile "$out/kernels.cpp" "$out/kernels.o" "$kernel_flags -w" &
+kernels_build=$!
+if ! [ -d "$objects" ]; then
+    rm -rf "$objects.unfinished"
+    mkdir "$objects.unfinished"
+    printf '%s\0' "$here"/*.cpp | xargs -0 -n 1 -P "$(nproc)" bash -c 'compile_driver "$1"' compile
+    mv "$objects.unfinished" "$objects"
+fi
+wait $kernels_build
 # The name under which the program looks for a driver: once this file is loaded, glibc answers with it.
-g++ -shared $link_flags -Wl,-soname,libcuda.so "$out"/*.o -o "$out/libcuda.so"
+g++ -shared $link_flags -Wl,-soname,libcuda.so "$out/kernels.o" "$objects"/*.o -o "$out/libcuda.so"

@@ -225,6 +225,8 @@ impl Device {
             return Ok(());
         }
         let target = buffer.at(at, values.len()).address();
+        // This thread may be another than the one that opened the device.
+        self.context.bind_to_thread().map_err(|error| self.error("copying to the device", error))?;
         // SAFETY: the target lies in a buffer of this device, whose memory no reference on the host leads to.
         let copied = unsafe { result::memcpy_htod_async(target, values, self.stream.cu_stream()) };
         copied.map_err(|error| self.error("copying to the device", error))?;

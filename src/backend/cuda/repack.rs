@@ -39,11 +39,11 @@ pub fn repack(dtype: DType, source: &[u8], planes: Planes) {
         }),
         DType::Q4_K => blocks::<144>(source, |b, block| {
             scales[16 * b..][..16].copy_from_slice(&block[..16]);
-            put_nibble_pairs(&mut quants[128 * b..][..128], &block[16..]);
+            put_nibble_pairs(quants, 8 * b, &block[16..]);
         }),
         DType::Q5_K => blocks::<176>(source, |b, block| {
             scales[16 * b..][..16].copy_from_slice(&block[..16]);
-            put_nibble_pairs(&mut quants[128 * b..][..128], &block[48..]);
+            put_nibble_pairs(quants, 8 * b, &block[48..]);
             for (group, high) in high[32 * b..][..32].as_chunks_mut::<4>().0.iter_mut().enumerate() {
                 // bit `group` of byte i belongs to element i
                 let bits = (0..8).map(|w| (u32_at(block, 16 + 4 * w) >> group & 0x0101_0101) << w);
@@ -54,12 +54,12 @@ pub fn repack(dtype: DType, source: &[u8], planes: Planes) {
             for group in 0..8 {
                 let (half, part) = (group / 4, group % 4);
                 let low: &[u8; 32] = bytes_at(block, 64 * half + 32 * (part % 2));
-                put_nibbles(&mut quants[128 * b + 16 * group..][..16], low, 4 * (part as u32 / 2), 15);
-                let bits: &[u8; 32] = bytes_at(block, 128 + 32 * half);
-                for (j, high) in high[64 * b + 8 * group..][..8].iter_mut().enumerate() {
-                    let of = |quarter: usize| (bits[8 * quarter + j] >> (2 * part) & 3) << (2 * quarter);
-                    *high = of(0) | of(1) | of(2) | of(3);
-                }
+                put_nibbles(quants, 8 * b + group, low, 4 * (part as u32 / 2), 15);
+                let bits = |quarter: usize| u64::from_le_bytes(*bytes_at(block, 128 + 32 * half + 8 * quarter));
+                // eight elements at once: two bits of each byte
+                let of = |quarter: usize| (bits(quarter) >> (2 * part) & 0x0303_0303_0303_0303) << (2 * quarter);
+                let all = of(0) | of(1) | of(2) | of(3);
+                high[64 * b + 8 * group..][..8].copy_from_slice(&all.to_le_bytes());
             }
             scales[16 * b..][..16].copy_from_slice(&block[192..208]);
             supers[2 * b..][..2].copy_from_slice(&block[208..]);
@@ -67,7 +67,7 @@ pub fn repack(dtype: DType, source: &[u8], planes: Planes) {
         DType::Q2_K => blocks::<84>(source, |b, block| {
             for group in 0..8 {
                 let bits: &[u8; 32] = bytes_at(block, 16 + 32 * (group / 4));
-                put_nibbles(&mut quants[128 * b + 16 * group..][..16], bits, 2 * (group as u32 % 4), 3);
+                put_nibbles(quants, 8 * b + group, bits, 2 * (group as u32 % 4), 3);
             }
             scales[16 * b..][..16].copy_from_slice(&block[..16]);
             supers[4 * b..][..4].copy_from_slice(&block[80..]);
@@ -78,7 +78,7 @@ pub fn repack(dtype: DType, source: &[u8], planes: Planes) {
                 let bits: &[u8; 32] = bytes_at(block, 32 + 32 * (group / 4));
                 let shift = 2 * (group % 4);
                 let q = std::array::from_fn(|i| (bits[i] >> shift & 3) | (third_bits[i] >> group & 1) << 2);
-                put_nibbles(&mut quants[128 * b + 16 * group..][..16], &q, 0, 7);
+                put_nibbles(quants, 8 * b + group, &q, 0, 7);
             }
             let packed: &[u8; 12] = bytes_at(block, 96);
             for (k, scale) in scales[16 * b..][..16].iter_mut().enumerate() {
@@ -128,19 +128,20 @@ fn spread_bits(bits: u32) -> u32 {
     (0..8).fold(0, |all, w| all | (((bits >> (4 * w) & 15) * 0x0020_4081) & 0x0101_0101) << w)
 }
 
-/// Byte i of 16 from the values of elements i and i + 16.
-fn put_nibbles(quants: &mut [u8], values: &[u8; 32], shift: u32, mask: u8) {
-    for (i, q) in quants.iter_mut().enumerate() {
-        *q = (values[i] >> shift & mask) | (values[i + 16] >> shift & mask) << 4;
+/// The 16 bytes of a group, byte i from the values of elements i and i + 16. Arrays, not slices: so that it becomes SIMD.
+fn put_nibbles(quants: &mut [u8], group: usize, values: &[u8; 32], shift: u32, mask: u8) {
+    let quants = &mut quants.as_chunks_mut::<16>().0[group];
+    let (low, high): (&[u8; 16], &[u8; 16]) = (bytes_at(values, 0), bytes_at(values, 16));
+    for i in 0..16 {
+        quants[i] = (low[i] >> shift & mask) | (high[i] >> shift & mask) << 4;
     }
 }
 
 /// 256 nibbles whose groups 2p and 2p + 1 share the bytes 32p.., low and high halves.
-fn put_nibble_pairs(quants: &mut [u8], packed: &[u8]) {
-    for (quants, packed) in quants.as_chunks_mut::<32>().0.iter_mut().zip(packed.as_chunks::<32>().0) {
-        let (first, second) = quants.split_at_mut(16);
-        put_nibbles(first, packed, 0, 15);
-        put_nibbles(second, packed, 4, 15);
+fn put_nibble_pairs(quants: &mut [u8], first_group: usize, packed: &[u8]) {
+    for (pair, packed) in packed.as_chunks::<32>().0.iter().enumerate() {
+        put_nibbles(quants, first_group + 2 * pair, packed, 0, 15);
+        put_nibbles(quants, first_group + 2 * pair + 1, packed, 4, 15);
     }
 }
 
