@@ -42,9 +42,10 @@ impl Default for Setting {
     }
 }
 
-/// A file under tests/data.
+/// A file under tests/data of the repository, or of the folder that `scripts/gpu_check.sh --pack` makes.
 pub fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+    let packed = std::env::var_os("SAYFA_TEST_ROOT").map(PathBuf::from);
+    packed.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR"))).join("tests/data").join(name)
 }
 
 /// The default model; scripts/get_model.sh fetches it.
