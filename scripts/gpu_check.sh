@@ -114,7 +114,11 @@ def device():
         if code == 0 and out.strip():
             return dict(zip(fields, [value.strip() for value in out.splitlines()[0].split(",")]))
     note("nvidia-smi does not tell of the device")
-    return {}
+    try:
+        with open("/proc/driver/nvidia/version") as version:
+            return {"driver_version": version.readline().strip()}
+    except OSError:
+        return {}
 
 
 def tests():
