@@ -187,8 +187,11 @@ fn the_flags_choose_among_several_gpus() {
     assert_refused(&score(Some(&[("DEVICES", "3")]), &["--device", "cuda:99"]), 1, &["cuda:99", "cuda:0 to cuda:2"]);
 }
 
-/// (what the driver is like, words of the reason)
-const UNUSABLE: [(&[(&str, &str)], &[&str]); 4] = [
+/// What the driver is like: names and values of its settings.
+type Settings = &'static [(&'static str, &'static str)];
+
+/// With words of the reason.
+const UNUSABLE: [(Settings, &[&str]); 4] = [
     (&[("DRIVER_VERSION", "11080")], &["driver", "too old", "11.8", "12.0", "525"]),
     // One that says 12.0 and takes no kernels of it: found when they are loaded.
     (&[("PTX_VERSION", "7.8")], &["driver", "too old", "12.0"]),
