@@ -304,6 +304,22 @@ fn blocks_are_copied_read_and_written_whole() {
     }
 }
 
+/// A program opens the device beside its vocabulary, on a thread of its own.
+#[test]
+fn a_backend_works_on_another_thread_than_it_was_opened_on() {
+    let model = deep_model(&["Q4_0", "Q8_0"]);
+    let text = &long_text(model.config.vocab)[..8];
+    let want = answer(&mut *gpu(&model, Setting::default(), ALL, true), text, 5, 5, &PAGES);
+    let opened =
+        || std::thread::scope(|scope| scope.spawn(|| gpu(&model, Setting::default(), ALL, true)).join().unwrap());
+    let (mut first_writes, mut first_reads, mut first_runs) = (opened(), opened(), opened());
+    std::thread::scope(|scope| {
+        scope.spawn(|| spoil(&mut *first_writes, 3, 0));
+        scope.spawn(|| first_reads.copy_block(1, 2).expect("a block"));
+    });
+    assert_eq!(answer(&mut *first_runs, text, 5, 5, &PAGES), want);
+}
+
 #[test]
 fn any_part_of_the_layers_can_be_on_the_gpu() {
     let model = deep_model(&["Q4_K", "F16", "Q8_0", "Q6_K"]);

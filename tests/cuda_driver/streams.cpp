@@ -55,6 +55,8 @@ Result finish_all() {
 Result queue(void* handle, Operation operation) {
     Stream* stream = stream_of(handle);
     if (sticky != SUCCESS) return sticky;
+    // A thread works on the device that it has bound, not on the one of the stream.
+    if (!current_device()) return INVALID_CONTEXT;
     if (stream->captured) {
         stream->captured->operations.push_back(std::move(operation));
         return SUCCESS;
