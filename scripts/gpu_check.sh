@@ -114,7 +114,11 @@ def device():
         if code == 0 and out.strip():
             return dict(zip(fields, [value.strip() for value in out.splitlines()[0].split(",")]))
     note("nvidia-smi does not tell of the device")
-    return {}
+    try:
+        with open("/proc/driver/nvidia/version") as version:
+            return {"driver_version": version.readline().strip()}
+    except OSError:
+        return {}
 
 
 def tests():
@@ -197,7 +201,7 @@ def benches():
         if left(BENCH_END) < 20:
             note(f"bench of {shape} in {weights}: not run, time is short")
             continue
-        flags = ["-c", "8704", "-p", "512", "-n", "64", "-d", "0,8192", "--kv-types", "f16,int8"]
+        flags = ["-c", "8704", "-b", "512", "-p", "512", "-n", "64", "-d", "0,8192", "--kv-types", "f16,int8"]
         # What is left is shared out among those that are left, the large ones counting double.
         weight = [2 if shape == "llama-3-8b" else 1 for shape, _ in subjects[n:]]
         bench(["--shape", shape, "--weights", weights], flags, left(BENCH_END) * weight[0] / sum(weight))

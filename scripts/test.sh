@@ -108,6 +108,13 @@ sanitizers() {
 }
 watched_tests=(every_type_agrees_with_the_cpu)
 
+# What a machine with a GPU will be given is packed, and run over the stand-in driver.
+gpu_rehearsal() {
+    scripts/gpu_check.sh --pack target/gpu_check
+    tests/cuda_driver/build.sh target/gpu_check_driver
+    target/gpu_check/gpu_check.sh --stand-in target/gpu_check_driver >target/gpu_check.json
+}
+
 job preflight preflight
 job model scripts/get_model.sh --tests
 job python python_venv
@@ -117,5 +124,6 @@ job lints lints
 job kernels scripts/build_kernels.sh --check
 job tests cargo test --locked --release
 job sanitizers sanitizers
+job gpu_check gpu_rehearsal
 job oracle oracle
 printf '\n%s%-12s %5d s\nall jobs passed\n' "$summary" total "$SECONDS"

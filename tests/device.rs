@@ -1,8 +1,9 @@
 //! Where the program computes: no driver, one without a GPU, a too old one, too little memory, several GPUs, and the flags
 //! --device and --gpu-layers (-ngl). The GPU is the stand-in driver's (`tests/cuda_driver`), in the program's own process.
 
-use std::path::Path;
-use std::process::Output;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -14,7 +15,10 @@ mod cuda_driver;
 #[path = "support/models.rs"]
 mod models;
 
-use models::{data, default_model};
+use models::{Setting, data, default_model};
+use sayfa::backend::{self, Gpu};
+use sayfa::engine::{Engine, OnFull, Options};
+use sayfa::kv::layout::KvType;
 
 fn micro() -> String {
     data("micro/Q4_0.gguf").display().to_string()
@@ -30,10 +34,20 @@ fn sayfa(driver: Option<&[(&str, &str)]>, args: &[&str]) -> Output {
             command.envs(variables.iter().map(|(name, value)| (format!("SAYFA_CUDA_{name}"), *value)));
         }
         None => {
-            assert!(!Path::new("/dev/nvidiactl").exists(), "these tests are for a machine without a GPU of its own")
+            command.env("LD_LIBRARY_PATH", no_driver());
         }
     }
     command.args(args).timeout(Duration::from_secs(120)).write_stdin("").output().unwrap()
+}
+
+/// A folder that hides the driver of the machine, should it have one: empty files under its names, which do not load.
+fn no_driver() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no_driver");
+    fs::create_dir_all(&folder).unwrap();
+    for ending in ["", ".1", ".9", ".10", ".11", ".12", ".13"] {
+        fs::write(folder.join(format!("libcuda.so{ending}")), "").unwrap();
+    }
+    folder
 }
 
 fn stderr(output: &Output) -> String {
@@ -125,6 +139,18 @@ fn plans_for_a_gpu_that_is_not_there_refuse_what_no_gpu_does() {
     );
 }
 
+/// What is linked is there on every system: the driver is looked for when the program runs, and nothing else is needed.
+#[cfg(target_os = "linux")]
+#[test]
+fn nothing_of_cuda_is_linked() {
+    let output =
+        Command::new("readelf").args(["-d", env!("CARGO_BIN_EXE_sayfa")]).output().expect("binutils are there");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let needed: Vec<_> = text.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    let usual = ["libc.so", "libm.so", "libgcc_s.so", "ld-linux"];
+    assert!(needed.len() > 1 && needed.iter().all(|line| usual.iter().any(|name| line.contains(name))), "{needed:?}");
+}
+
 // ---- with one
 
 #[test]
@@ -142,6 +168,17 @@ fn a_gpu_is_used_when_there_is_one() {
     assert!(!said.contains("cuda") && !said.contains("GPU"), "{said}");
 }
 
+/// Where no compiler is installed the driver's library has this name only.
+#[test]
+fn the_driver_is_found_under_its_versioned_name() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(cuda_driver::library_dir().join("libcuda.so"), folder.path().join("libcuda.so.1")).unwrap();
+    let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_sayfa"));
+    command.env("LD_LIBRARY_PATH", folder.path()).args(["perplexity", "-v", "-m", &micro(), "-p", "some words"]);
+    let said = stderr(&command.timeout(Duration::from_secs(120)).output().unwrap());
+    assert!(said.contains("cuda:0 (Stand-in GPU 0)"), "{said}");
+}
+
 #[test]
 fn the_flags_choose_among_several_gpus() {
     let said = stderr(&score(Some(&[("DEVICES", "2")]), &["-v", "--device", "cuda:1"]));
@@ -150,8 +187,11 @@ fn the_flags_choose_among_several_gpus() {
     assert_refused(&score(Some(&[("DEVICES", "3")]), &["--device", "cuda:99"]), 1, &["cuda:99", "cuda:0 to cuda:2"]);
 }
 
-/// (what the driver is like, words of the reason)
-const UNUSABLE: [(&[(&str, &str)], &[&str]); 4] = [
+/// What the driver is like: names and values of its settings.
+type Settings = &'static [(&'static str, &'static str)];
+
+/// With words of the reason.
+const UNUSABLE: [(Settings, &[&str]); 4] = [
     (&[("DRIVER_VERSION", "11080")], &["driver", "too old", "11.8", "12.0", "525"]),
     // One that says 12.0 and takes no kernels of it: found when they are loaded.
     (&[("PTX_VERSION", "7.8")], &["driver", "too old", "12.0"]),
@@ -259,6 +299,36 @@ fn the_default_context_is_what_the_gpu_has_room_for() {
     assert!((512..8192).contains(&context(&said)), "{said}");
     assert!(said.contains("what fits (cuda:0 (Stand-in GPU 0))"), "{said}");
     assert!(context(&run(&["-ngl", "all", "--kv-type", "int8"])) > context(&said) * 3 / 2);
+}
+
+/// What a plan says of a GPU is what an engine takes there: never more, and not much less.
+#[test]
+fn a_plan_counts_what_is_really_allocated() {
+    cuda_driver::install();
+    let free = || sayfa::backend::cuda::device(0).unwrap_or_else(|error| panic!("{error}")).info.free_bytes;
+    for (path, layers) in
+        [(default_model(), 31), (default_model(), 7), (data("micro/Q3_K.gguf"), 2), (data("micro/IQ4_XS.gguf"), 1)]
+    {
+        let model = models::load(&path);
+        let tied = model.output.weight.bytes();
+        for kv_type in [KvType::F16, KvType::Int8] {
+            let setting = Setting { kv_type, batch_tokens: 64, ..Setting::default() };
+            let before = free();
+            let gpu = Gpu { ordinal: 0, offloaded: layers, graphs: true };
+            let backend = backend::open(model.clone(), &models::options(setting), Some(gpu)).expect("it fits");
+            let options = Options { context_tokens: 2048, sequences: 3, cache_tokens: 160, on_full: OnFull::Stop };
+            let engine = Engine::new(backend, &options).expect("it fits");
+            let taken = before - free();
+            drop(engine);
+            assert_eq!(free(), before, "nothing is left behind");
+            let (layers, kv) = (layers.to_string(), kv_type.name());
+            let flags = ["-m", path.to_str().unwrap(), "-ngl", &layers, "-b", "64", "-c", "2048", "--kv-type", kv];
+            let flags = [&flags[..], &["--sequences", "3", "--cache-tokens", "160", "--vram", "2GiB"]].concat();
+            let planned = plan(None, &flags)["devices"][0]["needed_bytes"].as_u64().unwrap();
+            let about = format!("{} {layers} {kv}: {planned} planned, {taken} taken, head {tied}", path.display());
+            assert!(taken <= planned && planned - taken < (8 << 20) + taken / 20, "{about}");
+        }
+    }
 }
 
 // ---- bench
