@@ -132,9 +132,9 @@ command -v python3 >/dev/null && python3 -m pip --version >/dev/null 2>&1 || fai
 mkdir -p "$tools"
 fetch old "$old_wheels"
 fetch new "$new_wheels"
-# NVRTC orders some things by addresses, so that one compilation of four or so comes out otherwise: as many registers, a few
+# NVRTC orders some things by addresses, so that every other compilation comes out otherwise: as many registers, a few
 # moves in other places. Committed is one of the results; never to meet it in so many tries means other sources.
-tries=10
+tries=16
 for arch in 75 80; do
     compile $arch
     if [ "${1:-}" = --check ]; then
