@@ -40,9 +40,6 @@ pub struct ModelArgs {
     #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
     pub batch_size: usize,
 
-    #[command(flatten)]
-    pub device: DeviceArgs,
-
     /// How keys and values are kept in the KV cache
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvTypeName::F16)]
     pub kv_type: KvTypeName,
@@ -87,6 +84,10 @@ pub struct ModelArgs {
     /// How positions beyond the trained ones are scaled [default: from the model]
     #[arg(long, value_name = "KIND", value_enum)]
     pub rope_scaling: Option<RopeScalingName>,
+
+    // Last, as its heading holds for what follows.
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 impl ModelArgs {
