@@ -8,7 +8,8 @@
 
 const int SPAN_THREADS = 256;
 const int SPAN_WARPS = SPAN_THREADS / 32;
-const int QUAD = 4; // entries whose weights are read at once
+// Entries of V that a lane takes at once: beside the sums of eight heads there are registers for two.
+constexpr int entries_at_once(int h) { return h < 8 ? 4 : 2; }
 
 // Query heads whose o are added up at once at the end, and floats of shared memory that a block needs for that: a lane
 // holds 8 elements. Queries and scores lie there before: H * (256 + 256) at most.
@@ -145,31 +146,43 @@ __device__ __forceinline__ float2 softmax_span(float* scores, const SpanWork& wo
     return {max, l};
 }
 
-// Adds p * v of the entries of every `lanes`-th quad to o (H, 8), the elements of V's rows that are this lane's. Stored is
+// p of entries that follow each other, in one load.
+__device__ __forceinline__ void load_weights(const float* p, float (&weights)[2]) {
+    const float2 both = *reinterpret_cast<const float2*>(p);
+    weights[0] = both.x, weights[1] = both.y;
+}
+
+__device__ __forceinline__ void load_weights(const float* p, float (&weights)[4]) {
+    const float4 four = *reinterpret_cast<const float4*>(p);
+    weights[0] = four.x, weights[1] = four.y, weights[2] = four.z, weights[3] = four.w;
+}
+
+// Adds p * v of the entries of every `runs`-th run to o (H, 8), the elements of V's rows that are this lane's. Stored is
 // what holds eight of them.
 template <int H, class Stored>
-__device__ __forceinline__ void add_values(const SpanWork& work, const float* p, int first_quad, int quads, int chunk,
+__device__ __forceinline__ void add_values(const SpanWork& work, const float* p, int first_run, int runs, int chunk,
                                            float (&o)[H][8]) {
-    const int row_chunks = work.head_dim / 8;
+    const int row_chunks = work.head_dim / 8, ENTRIES = entries_at_once(H);
+    // they never lie in two pages
 #pragma unroll 1
-    for (int entry = first_quad * QUAD; entry < work.n; entry += quads * QUAD) { // four entries never lie in two pages
+    for (int entry = first_run * ENTRIES; entry < work.n; entry += runs * ENTRIES) {
         const Stored* rows =
             reinterpret_cast<const Stored*>(work.v.row(entry, row_chunks * (int)sizeof(Stored))) + chunk;
-        Stored stored[QUAD] = {};
+        Stored stored[ENTRIES] = {};
 #pragma unroll
-        for (int i = 0; i < QUAD; i++)
+        for (int i = 0; i < ENTRIES; i++)
             if (entry + i < work.n) stored[i] = rows[i * row_chunks];
-        float v[QUAD][8];
+        float v[ENTRIES][8];
 #pragma unroll
-        for (int i = 0; i < QUAD; i++) widen(stored[i], v[i]);
+        for (int i = 0; i < ENTRIES; i++) widen(stored[i], v[i]);
 #pragma unroll
         for (int h = 0; h < H; h++) {
-            const float4 weights = *reinterpret_cast<const float4*>(p + h * SPAN_TOKENS + entry);
-            const float weight[QUAD] = {weights.x, weights.y, weights.z, weights.w};
+            float weights[ENTRIES];
+            load_weights(p + h * SPAN_TOKENS + entry, weights);
 #pragma unroll
-            for (int i = 0; i < QUAD; i++)
+            for (int i = 0; i < ENTRIES; i++)
 #pragma unroll
-                for (int e = 0; e < 8; e++) o[h][e] = fmaf(weight[i], v[i][e], o[h][e]);
+                for (int e = 0; e < 8; e++) o[h][e] = fmaf(weights[i], v[i][e], o[h][e]);
         }
     }
 }
@@ -231,15 +244,15 @@ __device__ __forceinline__ void attention_span(const Step& step, const Heads& he
     __syncthreads();
 
     // head_dim / 8 lanes hold a row of V; where that is no power of two a few lanes of a warp are idle
-    const int row_lanes = heads.head_dim / 8, warp_quads = 32 / row_lanes, quads = SPAN_WARPS * warp_quads;
-    const int chunk = lane % row_lanes, quad = warp * warp_quads + lane / row_lanes;
-    const bool active = lane < warp_quads * row_lanes;
+    const int row_lanes = heads.head_dim / 8, warp_runs = 32 / row_lanes, runs = SPAN_WARPS * warp_runs;
+    const int chunk = lane % row_lanes, run = warp * warp_runs + lane / row_lanes;
+    const bool active = lane < warp_runs * row_lanes;
     float o[H][8] = {};
     if (active) {
         if (kv.v_type == KV_INT8)
-            add_values<H, uint2>(work, scores, quad, quads, chunk, o);
+            add_values<H, uint2>(work, scores, run, runs, chunk, o);
         else
-            add_values<H, uint4>(work, scores, quad, quads, chunk, o);
+            add_values<H, uint4>(work, scores, run, runs, chunk, o);
     }
     const int AT_ONCE = heads_at_once(H);
 #pragma unroll
@@ -248,7 +261,7 @@ __device__ __forceinline__ void attention_span(const Step& step, const Heads& he
         if (active) {
 #pragma unroll
             for (int h = 0; h < AT_ONCE; h++) {
-                float4* sums = reinterpret_cast<float4*>(shared + (h * quads + quad) * head_dim + chunk * 8);
+                float4* sums = reinterpret_cast<float4*>(shared + (h * runs + run) * head_dim + chunk * 8);
                 const float* own = o[first + h];
                 sums[0] = {own[0], own[1], own[2], own[3]};
                 sums[1] = {own[4], own[5], own[6], own[7]};
@@ -259,10 +272,10 @@ __device__ __forceinline__ void attention_span(const Step& step, const Heads& he
 #pragma unroll 1
         for (int i = threadIdx.x; i < wanted; i += SPAN_THREADS) {
             const int h = i / head_dim, element = i % head_dim;
-            const float* sums = shared + h * quads * head_dim + element;
+            const float* sums = shared + h * runs * head_dim + element;
             float sum = 0.0f;
 #pragma unroll 4
-            for (int from = 0; from < quads; from++) sum += sums[from * head_dim];
+            for (int from = 0; from < runs; from++) sum += sums[from * head_dim];
             out[(first + h) * stride + element] = sum;
         }
     }

@@ -36,7 +36,7 @@ pub struct ModelArgs {
     pub ctx_size: Option<usize>,
 
     // Each step unpacks all weights once: 256 tokens share that. Steps are shorter where the machine is slow.
-    /// Most prompt tokens computed in one step; changes no result
+    /// Most prompt tokens computed in one step; changes no result on the CPU
     #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
     pub batch_size: usize,
 
@@ -85,7 +85,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "KIND", value_enum)]
     pub rope_scaling: Option<RopeScalingName>,
 
-    // Last, as its heading holds for what follows.
+    // Last, as its heading counts for all that follows.
     #[command(flatten)]
     pub device: DeviceArgs,
 }
