@@ -20,10 +20,12 @@ use std::sync::{Arc, Mutex};
 
 use cuda_driver::Order;
 use cuda_models::{
-    ALL, END_TO_END, PAGES, Piece, answer, assert_near, batch, deep_model, distance, gpu, host, long_text, spoil,
+    ALL, END_TO_END, PAGES, Piece, answer, assert_near, batch, deep_model, distance, gpu, host, long_text, opened,
+    spoil,
 };
 use models::{Setting, data, load};
 use sayfa::backend::{Backend, Best, Stage, Tapped, Want};
+use sayfa::engine::{Engine, Notice, OnFull, Options};
 use sayfa::kv::layout::KvType;
 use sayfa::model::Model;
 
@@ -301,6 +303,35 @@ fn blocks_are_copied_read_and_written_whole() {
             backend.write_block(to, &block(&mut *cpu, from)).expect("a block");
         }
         assert_near("a sequence of the CPU", &[next(&mut *backend, &[21, 22])], &[next(&mut *cpu, &[0, 1])]);
+    }
+}
+
+/// Old pages forgotten from a full context again and again, positions far ahead of what is held, and computed anew at the
+/// trained length.
+#[test]
+fn full_contexts_that_forget_agree_with_the_cpu() {
+    let model = load(&data("micro/Q4_0.gguf"));
+    let text = long_text(model.config.vocab);
+    for (kv_type, keep) in [(KvType::F16, 16), (KvType::Int8, 0)] {
+        let setting = Setting { kv_type, ..Setting::default() };
+        let on_full = OnFull::Evict { keep };
+        let options = Options { context_tokens: 64, sequences: 1, cache_tokens: 64, on_full };
+        let engine = |backend| Engine::new(backend, &options).expect("a small context");
+        let (mut device, mut cpu) = (engine(opened(&model, setting)), engine(host(&model, setting)));
+        let (on_device, on_cpu) = (device.new_sequence(), cpu.new_sequence());
+        let mut notices = (0, 0);
+        for (at, &token) in text[..560].iter().enumerate() {
+            let got = device.decode(on_device, token).expect("old tokens make room").to_vec();
+            let want = cpu.decode(on_cpu, token).expect("old tokens make room").to_vec();
+            assert_near(&format!("token {at}, KV {}", kv_type.name()), &[got], &[want]);
+            for notice in device.take_notices() {
+                match notice {
+                    Notice::Evicted { .. } => notices.0 += 1,
+                    Notice::Recomputed { .. } => notices.1 += 1,
+                }
+            }
+        }
+        assert!(notices.0 > 20 && notices.1 > 0, "{notices:?}");
     }
 }
 

@@ -18,12 +18,22 @@ pub const END_TO_END: f32 = 0.02;
 /// A lead of the CPU's likeliest token that the GPU must not overturn.
 const CLEAR_LEAD: f32 = 1.0;
 
+/// With room for 64 blocks.
 pub fn gpu(model: &Arc<Model>, setting: Setting, offloaded: usize, graphs: bool) -> Box<dyn Backend> {
-    crate::cuda_driver::install();
-    let gpu = Gpu { ordinal: 0, offloaded: offloaded.min(model.config.n_layers + 1), graphs };
-    let mut backend = backend::open(model.clone(), &options(setting), Some(gpu)).expect("the driver takes the model");
+    let mut backend = part_opened(model, setting, offloaded, graphs);
     backend.reserve(64, 512).expect("a small pool");
     backend
+}
+
+/// Everything on the GPU, without room for blocks yet: an engine makes it.
+pub fn opened(model: &Arc<Model>, setting: Setting) -> Box<dyn Backend> {
+    part_opened(model, setting, ALL, true)
+}
+
+fn part_opened(model: &Arc<Model>, setting: Setting, offloaded: usize, graphs: bool) -> Box<dyn Backend> {
+    crate::cuda_driver::install();
+    let gpu = Gpu { ordinal: 0, offloaded: offloaded.min(model.config.n_layers + 1), graphs };
+    backend::open(model.clone(), &options(setting), Some(gpu)).expect("the driver takes the model")
 }
 
 pub fn host(model: &Arc<Model>, setting: Setting) -> Box<dyn Backend> {

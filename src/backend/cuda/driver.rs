@@ -87,7 +87,8 @@ fn kernels_for(info: &DeviceInfo) -> Result<&'static str, Unavailable> {
 
 fn too_old(info: &DeviceInfo) -> Unavailable {
     Unavailable::Unusable(format!(
-        "the NVIDIA driver for {} is too old: it supports CUDA {}, sayfa's kernels need 12.0 (driver 525 or newer)",
+        "the NVIDIA driver for {} is too old for sayfa's kernels (PTX 8.0, of CUDA 12.0): it says that it supports CUDA {}; \
+         driver 525 or newer is needed",
         info.name,
         driver_version().map_or("an unknown version".to_string(), |(major, minor)| format!("{major}.{minor}"))
     ))

@@ -28,11 +28,12 @@ pub fn draw(session: &Session) -> Vec<String> {
         format!("|{}|", pool_bar(&usage)),
     ];
     let own = usage.live - usage.shared;
+    let unused = if session.loaded.gpu.is_some() { "of none, reserved on the GPU" } else { "no memory behind them" };
     let kinds = [
         ('#', own, "own", "of one branch"),
         ('=', usage.shared, "shared", "of several branches"),
         ('o', usage.cached, "cached", "of none, kept for reuse"),
-        ('.', usage.free, "free", "no memory behind them"),
+        ('.', usage.free, "free", unused),
     ];
     for (sign, blocks, name, meaning) in kinds {
         let size = if name == "free" { String::new() } else { bytes(blocks) };

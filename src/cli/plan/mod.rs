@@ -70,7 +70,8 @@ pub struct PlanArgs {
     #[command(flatten)]
     device: DeviceArgs,
 
-    /// Plan for a GPU with this much free memory, there or not, such as 24GiB (1024^3 bytes) or 24GB (1000^3)
+    /// Plan for a GPU with this much free memory, there or not, such as 24GiB (1024^3 bytes) or 24GB (1000^3); all layers lie
+    /// on it unless -ngl says otherwise
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true, help_heading = "Machine")]
     vram: Option<u64>,
 
