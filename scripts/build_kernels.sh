@@ -21,7 +21,7 @@ ptx_version=8.0
 # streams matrices needs the loads in flight of many threads.
 register_budget() {
     case $1 in
-    matvec_1 | gate_up_1) echo 80 ;;
+    matvec_1) echo 80 ;;
     best) echo 64 ;; # blocks of 1024 threads
     attention_prefill_256) echo 168 ;; # a tile of queries and outputs of 256 elements: one block a multiprocessor
     *) echo 128 ;;
