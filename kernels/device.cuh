@@ -62,23 +62,6 @@ __device__ __forceinline__ void mma_16832(int (&d)[4], const uint32_t (&a)[4], c
 #endif
 }
 
-// d (16 x 8) f32 += a (16 x 16) b (16 x 8) of f16 pairs by one warp, in the fragments of PTX's mma.m16n8k16.f16: with
-// g = lane / 4 and k from 2 * (lane % 4), a[0] is row g, a[1] row g + 8, a[2] and a[3] the same at k + 8; b[0] is column
-// g, b[1] the same at k + 8; d as in mma_16816.
-__device__ __forceinline__ void mma_f16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-    for (int half = 0; half < 2; half++)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
-#endif
-}
-
 // Starts a copy of 16 aligned bytes from global to shared memory that does not pass through registers. What it brings may
 // be read after cp_async_wait by the thread that started it, and after a barrier behind that by the others. Turing copies
 // at once.

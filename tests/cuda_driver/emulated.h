@@ -44,7 +44,6 @@ float warp_sum(float value, Where where);
 float warp_max(float value, Where where);
 unsigned warp_max_bits(unsigned value, Where where);
 void mma_s8(int (&d)[4], const uint32_t* a, const uint32_t* b, int k, Where where);
-void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where);
 void cp_async16(void* shared, const void* global, Where where);
 void cp_async_commit();
 void cp_async_wait(unsigned newest);
@@ -173,9 +172,6 @@ inline void mma_16816(int (&d)[4], const uint32_t (&a)[2], uint32_t b, EMULATED_
 }
 inline void mma_16832(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMULATED_CALLER) {
     emulated::mma_s8(d, a, b, 32, where);
-}
-inline void mma_f16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMULATED_CALLER) {
-    emulated::mma_f16(d, a, b, where);
 }
 // Both ends are touched here, in code that the sanitizers watch, and with the kernel's line in their reports.
 inline void cp_async16(void* shared, const void* global, EMULATED_CALLER) {

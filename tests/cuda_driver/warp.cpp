@@ -148,33 +148,6 @@ void mma_s8(int (&d)[4], const uint32_t* a, const uint32_t* b, int k, Where wher
          [=](Warp& w) { k == 16 ? multiply_s8<16>(w) : multiply_s8<32>(w); });
 }
 
-// Products of f16 are exact in f32; the hardware adds them in an order and with a precision of its own, here they are
-// added exactly enough for one rounding.
-void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where) {
-    Tile<float> mine{d, a, b};
-    meet(Operation::mma, 0xffffffffu, reinterpret_cast<uint64_t>(&mine), 0, where, [](Warp& w) {
-        float left[16][16], right[8][16];
-        auto unpack = [](float* to, uint32_t pair) {
-            to[0] = _cvtsh_ss(uint16_t(pair));
-            to[1] = _cvtsh_ss(uint16_t(pair >> 16));
-        };
-        for (unsigned lane = 0; lane < 32; lane++) {
-            const Tile<float>& tile = tile_of<float>(w, lane);
-            const unsigned row = lane / 4, at = lane % 4 * 2;
-            for (unsigned half = 0; half < 2; half++) {
-                unpack(&left[row][8 * half + at], tile.a[2 * half]);
-                unpack(&left[row + 8][8 * half + at], tile.a[2 * half + 1]);
-                unpack(&right[row][8 * half + at], tile.b[half]);
-            }
-        }
-        add_products<float>(w, [&](unsigned row, unsigned column) {
-            double sum = 0;
-            for (int i = 0; i < 16; i++) sum += double(left[row][i]) * right[column][i];
-            return sum;
-        });
-    });
-}
-
 // ---- cp.async: a copy is held back until somebody waits for it, so that a missing wait reads what was there before.
 
 // The write may happen at any time from the start of a copy to the end of the wait.
