@@ -116,6 +116,13 @@ watch() {
     grep -q "^test result: ok. $# passed" target/watched.log || fail "these are not $# tests of tests/cuda.rs: $*"
 }
 
+# What a machine with a GPU will be given is packed, and run over the stand-in driver.
+gpu_rehearsal() {
+    scripts/gpu_check.sh --pack target/gpu_check
+    tests/cuda_driver/build.sh target/gpu_check_driver
+    target/gpu_check/gpu_check.sh --stand-in target/gpu_check_driver >target/gpu_check.json
+}
+
 job preflight preflight
 job model scripts/get_model.sh --tests
 job python python_venv
