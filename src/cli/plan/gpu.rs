@@ -24,7 +24,7 @@ fn usable_bytes(free: u64) -> u64 {
 impl Gpu {
     /// With nothing on it yet.
     pub fn of(info: &DeviceInfo) -> Gpu {
-        let memory = Memory { bytes: usable_bytes(info.free_bytes), limit: "free less 5 %, at least 256 MiB" };
+        let memory = Memory { bytes: usable_bytes(info.free_bytes), limit: "free less 5 % or 256 MiB" };
         Gpu { name: device::name(info), memory, layers: 0 }
     }
 }
@@ -40,7 +40,7 @@ impl Question {
         let (gpu, usual_layers) = match args.vram {
             Some(bytes) => {
                 self.check_imagined(args, terminal)?;
-                let memory = Memory { bytes: usable_bytes(bytes), limit: "--vram less 5 %, at least 256 MiB" };
+                let memory = Memory { bytes: usable_bytes(bytes), limit: "--vram less 5 % or 256 MiB" };
                 (Gpu { name: "a GPU".to_string(), memory, layers: 0 }, GpuLayers::All)
             }
             None => match args.device.find(self.gpu_lacks(), terminal)? {
