@@ -94,7 +94,7 @@ pub enum Input<'a> {
 }
 
 /// Where a forward pass ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Want {
     /// Behind the last layer that the backend holds.
     Hidden,

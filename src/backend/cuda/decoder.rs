@@ -12,7 +12,7 @@ use super::products::Products;
 use super::step::{Kind, Shape, StepData};
 use super::watch::Watch;
 use super::weights::{Head, Layer, Linears, Weights};
-use crate::backend::Stage;
+use crate::backend::{Stage, Want};
 use crate::model::Config;
 
 /// What stays the same through one forward pass. Nothing in it waits for the device, so that a pass can be captured.
@@ -30,19 +30,9 @@ pub struct Launches<'a> {
     pub data: StepData,
 }
 
-/// What the head shall give.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
-    /// The residual stream, the last layer's output added.
-    Hidden,
-    Logits,
-    /// Logits stay on the device.
-    Best,
-}
-
 impl Launches<'_> {
     /// Hidden rows in; hidden rows, logits or the likeliest tokens of the wanted ones out; K and V in the pages.
-    pub fn run(&self, end: End, watch: &mut Watch) -> Result<()> {
+    pub fn run(&self, want: Want, watch: &mut Watch) -> Result<()> {
         // What the stage before has left to be added to the residual stream.
         let mut y = Ptr::NULL;
         for (n, layer) in self.weights.layers.iter().enumerate() {
@@ -50,9 +40,9 @@ impl Launches<'_> {
             self.feed_forward(n, layer, watch)?;
             y = self.buffers.y.ptr();
         }
-        match (end, &self.weights.head) {
-            (End::Hidden, _) => self.add_last(y),
-            (_, Some(head)) if self.shape.wanted > 0 => self.head(head, y, end, watch),
+        match (want, &self.weights.head) {
+            (Want::Hidden, _) => self.add_last(y),
+            (_, Some(head)) if self.shape.wanted > 0 => self.head(head, y, want, watch),
             (_, Some(_)) => Ok(()),
             (_, None) => panic!("this part of the model has no output head"),
         }
@@ -137,14 +127,14 @@ impl Launches<'_> {
     }
 
     /// logits = W_out norm(x + y) for the wanted tokens only.
-    fn head(&self, head: &Head, y: Ptr<f32>, end: End, watch: &mut Watch) -> Result<()> {
+    fn head(&self, head: &Head, y: Ptr<f32>, want: Want, watch: &mut Watch) -> Result<()> {
         let (b, n, config) = (self.buffers, self.shape.wanted, self.config);
         watch.begin(Stage::Head, self.weights.layers.len())?;
         let input = b.input.rows(n, config.dim, head.output.readers());
         let (x, norm) = (self.data.x, head.norm.ptr());
         self.attend.add_norm(self.device, (x, y), (norm, config.norm_eps), config.dim, self.data.wanted, &input, n)?;
         self.product_of(&head.output, &input, &b.logits, n)?;
-        if end == End::Best {
+        if want == Want::Best {
             self.attend.best(self.device, b.logits.ptr(), config.vocab, b.best.ptr(), n)?;
         }
         Ok(())

@@ -43,16 +43,7 @@ pub struct DeviceInfo {
     pub name: String,
     pub compute_capability: (i32, i32),
     pub free_bytes: u64,
-    pub total_bytes: u64,
     pub multiprocessors: usize,
-    /// Of its memory, as the driver tells clock and width; 0 where it does not.
-    pub peak_bytes_per_second: f64,
-}
-
-/// Devices that the driver knows, each with its state; fails where there is no driver at all.
-pub fn devices() -> Result<Vec<DeviceInfo>, Unavailable> {
-    let count = guarded(CudaContext::device_count)? as usize;
-    (0..count).map(|ordinal| info(&*context(ordinal)?, ordinal)).collect()
 }
 
 /// A device that the kernels can run on.
@@ -129,18 +120,13 @@ fn context(ordinal: usize) -> Result<Arc<CudaContext>, Unavailable> {
 fn info(context: &CudaContext, ordinal: usize) -> Result<DeviceInfo, Unavailable> {
     let unusable = |error| Unavailable::Unusable(format!("cuda:{ordinal} does not answer: {}", describe(error)));
     let attribute = |which| context.attribute(which).map_err(unusable);
-    let (free, total) = context.mem_get_info().map_err(unusable)?;
-    let clock_khz = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
-    let bus_bits = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
+    let (free, _) = context.mem_get_info().map_err(unusable)?;
     Ok(DeviceInfo {
         ordinal,
         name: context.name().map_err(unusable)?,
         compute_capability: context.compute_capability().map_err(unusable)?,
         free_bytes: free as u64,
-        total_bytes: total as u64,
         multiprocessors: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
-        // both edges of the clock carry data
-        peak_bytes_per_second: 2.0 * f64::from(clock_khz) * 1e3 * f64::from(bus_bits) / 8.0,
     })
 }
 
@@ -181,10 +167,9 @@ impl Device {
         Ok(Device { info, context, stream, module, launches: Cell::new(0), stage: Cell::new(None) })
     }
 
-    /// (free, total) memory now.
-    pub fn memory(&self) -> Result<(u64, u64)> {
-        let (free, total) = self.context.mem_get_info().map_err(|error| self.error("asking for free memory", error))?;
-        Ok((free as u64, total as u64))
+    /// Free memory now.
+    pub fn free_bytes(&self) -> Result<usize> {
+        Ok(self.context.mem_get_info().map_err(|error| self.error("asking for free memory", error))?.0)
     }
 
     /// Kernels launched so far, those in graphs each time.

@@ -28,21 +28,21 @@ use crate::kv::layout::{BLOCK_TOKENS, BlockId, KvType, Layout};
 use crate::model::Model;
 use attend::Attend;
 use buffers::{Buffers, Sizes, most_spans};
-use decoder::{End, Launches};
+use decoder::Launches;
 use driver::{Buffer, Device, Graph, Pinned};
 use pool::Pool;
 use products::Products;
-use step::{Kind, Pass, Shape, Staging, passes};
+use step::{Kind, PREFILL_QUERIES, Pass, Shape, Staging, passes};
 use watch::Watch;
 use weights::Weights;
 
-pub use driver::{DeviceInfo, Unavailable, Usable, device, devices};
+pub use driver::{DeviceInfo, Unavailable, Usable, device};
 
 /// What tests of single kernels need; nothing else outside this room does.
 #[doc(hidden)]
 pub mod testing {
     pub use super::attend::*;
-    pub use super::driver::{Buffer, Device, Kernel, KernelArgs, Pinned, blocks};
+    pub use super::driver::{Buffer, Device, Kernel, KernelArgs, blocks};
     pub use super::forms::{Form, Layout, PLANES};
     pub use super::params::*;
     pub use super::products::*;
@@ -52,8 +52,6 @@ pub mod testing {
 /// Heads that attention's kernels are written for: whole groups of 32 elements, one thread an element.
 const HEAD_DIM_STEP: usize = 32;
 const MOST_HEAD_DIM: usize = 256;
-/// Query heads of a KV head: what one tile of the prefill's attention holds.
-const MOST_GROUP: usize = 64;
 /// Decode passes of more tokens run without a graph: they are long enough to hide the launches.
 const MOST_GRAPH_TOKENS: usize = 16;
 /// Captured steps that are kept; a context that grows without end needs one for each doubling.
@@ -68,8 +66,8 @@ pub fn lacks(widths: &Widths, k: KvType, v: KvType, activations: Activations) ->
         Some("models of experts run on the CPU only".to_string())
     } else if !head_dim.is_multiple_of(HEAD_DIM_STEP) || head_dim > MOST_HEAD_DIM {
         Some(format!("heads of {head_dim} elements run on the CPU only (GPU: multiples of 32 up to 256)"))
-    } else if widths.group > MOST_GROUP {
-        Some(format!("more than {MOST_GROUP} query heads a KV head run on the CPU only"))
+    } else if widths.group > PREFILL_QUERIES {
+        Some(format!("more than {PREFILL_QUERIES} query heads a KV head run on the CPU only"))
     } else if let Some(kv_type) = [k, v].into_iter().find(|kv_type| *kv_type == KvType::F32) {
         Some(format!("KV type {} is for the CPU only (GPU: f16, int8)", kv_type.name()))
     } else if activations != Activations::Int8 {
@@ -136,7 +134,6 @@ pub fn open(model: Arc<Model>, options: &cpu::Options, gpu: &Gpu, part: Part) ->
     };
     let logits = device.pinned(if part.has_head { batch_logits * config.vocab } else { 0 })?;
     let outputs = Outputs { hidden: Vec::new(), logits, best: Vec::new() };
-    let largest_group = config.layers.iter().map(|layer| layer.n_heads / layer.n_kv_heads).max().unwrap_or(1);
     Ok(Box::new(Cuda {
         products: Products::new(&device)?,
         attend: Attend::new(&device)?,
@@ -147,7 +144,6 @@ pub fn open(model: Arc<Model>, options: &cpu::Options, gpu: &Gpu, part: Part) ->
         weights,
         buffers,
         sizes,
-        largest_group,
         graphs: gpu.graphs.then(HashMap::new),
         outputs,
         info,
@@ -158,7 +154,7 @@ pub fn open(model: Arc<Model>, options: &cpu::Options, gpu: &Gpu, part: Part) ->
 
 struct Cuda {
     /// Captured decode steps, unless every step shall be launched anew.
-    graphs: Option<HashMap<(Shape, End), Graph>>,
+    graphs: Option<HashMap<(Shape, Want), Graph>>,
     products: Products,
     attend: Attend,
     weights: Weights,
@@ -168,8 +164,6 @@ struct Cuda {
     model: Arc<Model>,
     part: Part,
     sizes: Sizes,
-    /// Query heads per KV head, at most.
-    largest_group: usize,
     outputs: Outputs,
     info: Info,
     /// While batches are profiled.
@@ -215,9 +209,9 @@ struct Outputs {
 
 impl Cuda {
     /// One pass to the device and through its layers; nothing is read back yet.
-    fn compute(&mut self, batch: &Batch, pass: &Pass, shape: Shape, x: &[f32], end: End) -> Result<()> {
+    fn compute(&mut self, batch: &Batch, pass: &Pass, shape: Shape, x: &[f32], want: Want) -> Result<()> {
         let config = &self.model.config;
-        self.room.staging.queue(&self.device, (batch, pass, &shape), (config, self.largest_group), x)?;
+        self.room.staging.queue(&self.device, (batch, pass, &shape), config, x)?;
         let launches = Launches {
             device: &self.device,
             products: &self.products,
@@ -235,20 +229,20 @@ impl Cuda {
         let first_layer = self.part.layers.start;
         match self.graphs.as_mut().filter(|_| may_capture) {
             Some(graphs) => {
-                if !graphs.contains_key(&(shape, end)) {
+                if !graphs.contains_key(&(shape, want)) {
                     if graphs.len() >= MOST_GRAPHS {
                         graphs.clear();
                     }
                     let unwatched = &mut Watch { device: &self.device, stopwatch: None, tap: None, first_layer };
-                    let graph = self.device.capture(|| launches.run(end, unwatched))?;
-                    graphs.insert((shape, end), graph);
+                    let graph = self.device.capture(|| launches.run(want, unwatched))?;
+                    graphs.insert((shape, want), graph);
                 }
-                self.device.replay(&graphs[&(shape, end)])
+                self.device.replay(&graphs[&(shape, want)])
             }
             None => {
                 let (stopwatch, tap) = (self.stopwatch.as_ref(), self.tap.as_mut());
                 let watch = &mut Watch { device: &self.device, stopwatch, tap, first_layer };
-                launches.run(end, watch)?;
+                launches.run(want, watch)?;
                 watch.end()
             }
         }
@@ -308,15 +302,10 @@ impl Backend for Cuda {
         let Input::Hidden(x) = input else { panic!("the embeddings stay with the host") };
         self.outputs.hidden.resize(n * self.model.config.dim, 0.0);
         self.outputs.best.resize(wanted, Best { token: 0, is_finite: true });
-        let end = match want {
-            Want::Hidden => End::Hidden,
-            Want::Logits => End::Logits,
-            Want::Best => End::Best,
-        };
         let before = self.device.launches();
-        for pass in passes(batch, self.room.most_spans) {
-            let shape = pass.shape(batch, self.largest_group);
-            self.compute(batch, &pass, shape, x, end)?;
+        for pass in passes(batch, self.room.most_spans, self.sizes.widths.group) {
+            let shape = pass.shape(batch);
+            self.compute(batch, &pass, shape, x, want)?;
             self.collect(&pass, shape, want)?;
         }
         if let Some(stopwatch) = &mut self.stopwatch {
@@ -361,8 +350,7 @@ impl Backend for Cuda {
 
     fn measure_bandwidth(&self) -> Result<Option<f64>> {
         const TURNS: usize = 8;
-        let free = self.device.memory()?.0 as usize;
-        let half = (MEASURED_BYTES / 2).min(free / 4);
+        let half = (MEASURED_BYTES / 2).min(self.device.free_bytes()? / 4);
         let mut buffer = self.device.alloc::<u8>(2 * half)?;
         self.device.copy_within(&mut buffer, 0, half, half)?;
         self.device.synchronize("a copy")?;

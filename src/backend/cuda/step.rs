@@ -13,8 +13,8 @@ use crate::model::Config;
 
 /// Tokens of a span: the unit of attention (kernels/types.cuh).
 pub const SPAN_TOKENS: usize = 256;
-/// Most queries that a block of `attention_prefill` takes (kernels/types.cuh).
-const PREFILL_QUERIES: usize = 64;
+/// Most queries that a block of `attention_prefill` takes, so most query heads of a KV head (kernels/types.cuh).
+pub const PREFILL_QUERIES: usize = 64;
 
 /// Whether each row of a pass has one token, or more: they go different ways, and the bits of a row must not depend on
 /// what else is in the batch.
@@ -34,11 +34,13 @@ pub struct Pass {
     /// Tokens of the pass whose logits are wanted, and which entries of `Batch::wanted` they are.
     pub wanted: Vec<usize>,
     pub wanted_at: Vec<usize>,
+    /// Of a prefill: what blocks of its attention take.
+    tiles: Vec<Tile>,
 }
 
 /// The passes that a batch takes: one, unless it mixes rows of one token with longer ones, or its sequences together have
-/// more spans than `most_spans`, what the partial results of attention have room for.
-pub fn passes(batch: &Batch, most_spans: usize) -> Vec<Pass> {
+/// more spans than `most_spans`, what the partial results of attention have room for. `group`: query heads per KV head.
+pub fn passes(batch: &Batch, most_spans: usize, group: usize) -> Vec<Pass> {
     let mut passes = Vec::new();
     for kind in [Kind::Decode, Kind::Prefill] {
         let mut rows = Vec::new();
@@ -51,14 +53,14 @@ pub fn passes(batch: &Batch, most_spans: usize) -> Vec<Pass> {
             let is_full = rows.len() == MOST_SEQUENCES
                 || kind == Kind::Decode && (rows.len() + 1) * longest.max(spans) > most_spans;
             if is_full && !rows.is_empty() {
-                passes.push(Pass::new(batch, kind, std::mem::take(&mut rows)));
+                passes.push(Pass::new(batch, kind, std::mem::take(&mut rows), group));
                 longest = 1;
             }
             longest = longest.max(spans);
             rows.push(i);
         }
         if !rows.is_empty() {
-            passes.push(Pass::new(batch, kind, rows));
+            passes.push(Pass::new(batch, kind, rows, group));
         }
     }
     passes
@@ -82,43 +84,41 @@ pub struct Shape {
 }
 
 impl Pass {
-    fn new(batch: &Batch, kind: Kind, rows: Vec<usize>) -> Pass {
+    fn new(batch: &Batch, kind: Kind, rows: Vec<usize>, group: usize) -> Pass {
         let tokens: Vec<usize> = rows.iter().flat_map(|&row| batch.rows[row].tokens.clone()).collect();
         let found = |(at, token): (usize, &usize)| Some((tokens.iter().position(|t| t == token)?, at));
         let (wanted, wanted_at) = batch.wanted.iter().enumerate().filter_map(found).unzip();
-        Pass { kind, rows, tokens, wanted, wanted_at }
+        let tiles = if kind == Kind::Prefill { tiles(batch, &rows, group) } else { Vec::new() };
+        Pass { kind, rows, tokens, wanted, wanted_at, tiles }
     }
 
-    pub fn shape(&self, batch: &Batch, largest_group: usize) -> Shape {
+    pub fn shape(&self, batch: &Batch) -> Shape {
         let longest = self.rows.iter().map(|&row| batch.rows[row].cached_tokens + batch.rows[row].tokens.len()).max();
         Shape {
             kind: self.kind,
             tokens: self.tokens.len(),
             sequences: self.rows.len(),
             wanted: self.wanted.len(),
-            tiles: match self.kind {
-                Kind::Decode => 0,
-                Kind::Prefill => self.tiles(batch, largest_group).len(),
-            },
+            tiles: self.tiles.len(),
             spans: bucket(longest.unwrap_or(1)),
         }
     }
+}
 
-    /// Tokens that a block of the prefill's attention takes together: of one sequence, no more than its shared memory holds
-    /// with all query heads of a KV head. The last ones, which see most, come first: what is left to the end is short.
-    fn tiles(&self, batch: &Batch, largest_group: usize) -> Vec<Tile> {
-        let most = PREFILL_QUERIES / largest_group;
-        let mut first = 0;
-        let mut tiles = Vec::new();
-        for &row in &self.rows {
-            let len = batch.rows[row].tokens.len();
-            let tile = |at: usize| Tile { first: (first + at) as i32, count: most.min(len - at) as i32 };
-            tiles.extend((0..len).step_by(most).map(tile));
-            first += len;
-        }
-        tiles.reverse();
-        tiles
+/// Tokens that a block of the prefill's attention takes together: of one sequence, no more than its shared memory holds with
+/// all query heads of a KV head. The last ones, which see most, come first: what is left to the end is short.
+fn tiles(batch: &Batch, rows: &[usize], group: usize) -> Vec<Tile> {
+    let most = PREFILL_QUERIES / group;
+    let mut first = 0;
+    let mut tiles = Vec::new();
+    for &row in rows {
+        let len = batch.rows[row].tokens.len();
+        let tile = |at: usize| Tile { first: (first + at) as i32, count: most.min(len - at) as i32 };
+        tiles.extend((0..len).step_by(most).map(tile));
+        first += len;
     }
+    tiles.reverse();
+    tiles
 }
 
 /// Where the parts of a pass lie, in words of four bytes.
@@ -205,7 +205,7 @@ impl Staging {
         &mut self,
         device: &Device,
         (batch, pass, shape): (&Batch, &Pass, &Shape),
-        (config, largest_group): (&Config, usize),
+        config: &Config,
         x: &[f32],
     ) -> Result<()> {
         let places = Places::of(shape, self.dim, self.head_dim);
@@ -233,9 +233,8 @@ impl Staging {
             pages[..n_pages].copy_from_slice(&row.pages[..n_pages]);
         }
         words[places.wanted].iter_mut().zip(&pass.wanted).for_each(|(word, &token)| *word = token as u32);
-        if shape.kind == Kind::Prefill {
-            let tiles = words[places.tiles].chunks_exact_mut(2).zip(pass.tiles(batch, largest_group));
-            tiles.for_each(|(words, tile)| words.copy_from_slice(&[tile.first as u32, tile.count as u32]));
+        for (words, tile) in words[places.tiles].chunks_exact_mut(2).zip(&pass.tiles) {
+            words.copy_from_slice(&[tile.first as u32, tile.count as u32]);
         }
         device.write_queued(&mut self.device, &self.host, places.pages.end)
     }
@@ -282,17 +281,17 @@ mod tests {
     fn a_batch_is_parted_by_the_length_of_its_rows() {
         let rows = vec![row(0..1, 300), row(1..40, 0), row(40..41, 2)];
         let batch = Batch { tokens: vec![7; 41], rows, wanted: vec![40, 39, 0] };
-        let passes = passes(&batch, 64);
+        let passes = passes(&batch, 64, 3);
         assert_eq!(passes.len(), 2);
         assert_eq!((passes[0].kind, &passes[0].tokens[..]), (Kind::Decode, &[0, 40][..]));
         assert_eq!((&passes[0].wanted[..], &passes[0].wanted_at[..]), (&[1, 0][..], &[0, 2][..]));
         assert_eq!((passes[1].kind, passes[1].tokens.len()), (Kind::Prefill, 39));
         assert_eq!((&passes[1].wanted[..], &passes[1].wanted_at[..]), (&[38][..], &[1][..]));
-        let tiles: Vec<_> = passes[1].tiles(&batch, 3).iter().map(|tile| (tile.first, tile.count)).collect();
+        let tiles: Vec<_> = passes[1].tiles.iter().map(|tile| (tile.first, tile.count)).collect();
         assert_eq!(tiles, [(21, 18), (0, 21)]);
-        assert_eq!(passes[0].shape(&batch, 3).spans, 2);
+        assert_eq!(passes[0].shape(&batch).spans, 2);
         // two rows of two spans each, where there is room for three
-        let apart = super::passes(&batch, 3);
+        let apart = super::passes(&batch, 3, 3);
         assert_eq!(apart.iter().map(|pass| pass.tokens.len()).collect::<Vec<_>>(), [1, 1, 39]);
     }
 
