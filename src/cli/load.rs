@@ -162,6 +162,16 @@ pub fn find_model(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// The names that `-m` finds in the folders for models.
+pub fn model_names() -> Vec<String> {
+    let entries = model_folders().into_iter().filter_map(|folder| folder.read_dir().ok()).flatten().flatten();
+    let name = |entry: std::fs::DirEntry| Some(entry.file_name().to_str()?.strip_suffix(".gguf")?.to_string());
+    let mut names: Vec<String> = entries.filter_map(name).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
 fn model_folders() -> Vec<PathBuf> {
     let own = env::var_os("SAYFA_MODELS").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let home = env::var_os("HOME").map(|home| Path::new(&home).join(".local/share/sayfa/models"));

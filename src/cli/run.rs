@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SamplingArgs, SystemArgs, Talk};
+use super::display::{AnswerView, DisplayArgs};
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
@@ -50,6 +51,8 @@ pub struct RunArgs {
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub session: SessionArgs,
+    #[command(flatten)]
+    pub display: DisplayArgs,
 
     /// Print one JSON object with the answer, its finish reason, token counts, speeds and the seed; with --n above 1
     /// {completions: [of these]}
@@ -236,7 +239,8 @@ fn answer(
     let request = Request { prompt: &prompt.ids, max_tokens, stop: &stops };
     let mut notices = Notices::new(loaded.engine.context_tokens());
     let mut progress = Some(terminal.progress_tokens("reading the prompt", prompt.ids.len()));
-    let (mut written, mut shown) = (Ok(()), false);
+    let mut view = AnswerView::new(args.display, &prompt.text, terminal);
+    let mut written = Ok(());
     let mut on_event = |event: Event| {
         match event {
             Event::Prefill { done, .. } => {
@@ -244,18 +248,18 @@ fn answer(
             }
             Event::Text(text) => {
                 progress = None;
-                if !args.json && !text.is_empty() {
-                    shown = true;
-                    written = terminal.write_text(text);
+                if !args.json {
+                    written = view.write(text, terminal);
                 }
             }
-            Event::Notice(notice) => notices.tell(notice, shown, terminal),
+            Event::Notice(notice) => notices.tell(notice, view.is_shown(), terminal),
         }
         if written.is_err() || interrupts.pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let tokenizer = &loaded.texts.tokenizer;
     let completion = generation::generate(&mut loaded.engine, sequence, tokenizer, sampler, &request, &mut on_event);
-    written?;
+    let shown = view.is_shown();
+    written.and_then(|()| view.end(terminal))?;
     if completion.is_err() && shown {
         terminal.write_text("\n")?;
     }

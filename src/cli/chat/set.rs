@@ -1,0 +1,117 @@
+//! `/set`: parameters of `settings`, the system message, and what is on or off.
+
+use anyhow::{bail, ensure};
+
+use super::commands::{Flow, split_word};
+use super::session::{Session, Switches};
+use super::settings;
+use crate::cli::terminal::Terminal;
+
+struct Switch {
+    /// The word that turns it on, and what is said then.
+    on: (&'static str, &'static str),
+    off: (&'static str, &'static str),
+    help: &'static str,
+    of: fn(&mut Switches) -> &mut bool,
+}
+
+const SWITCHES: &[Switch] = &[
+    Switch {
+        on: ("verbose", "Figures follow each answer"),
+        off: ("quiet", "No figures follow answers"),
+        help: "figures after each answer, or none",
+        of: |switches| &mut switches.figures,
+    },
+    Switch {
+        on: ("wordwrap", "Lines end between words"),
+        off: ("nowordwrap", "Lines end where the terminal ends"),
+        help: "end lines between words, or anywhere",
+        of: |switches| &mut switches.wrap,
+    },
+    Switch {
+        on: ("think", "Thoughts are shown"),
+        off: ("nothink", "Thoughts are hidden; the model thinks them all the same"),
+        help: "show or hide what comes before an answer",
+        of: |switches| &mut switches.thoughts,
+    },
+    Switch {
+        on: ("history", "Messages are kept for later chats"),
+        off: ("nohistory", "Messages are not kept for later chats"),
+        help: "keep messages for later chats, or not",
+        of: |switches| &mut switches.history,
+    },
+];
+
+/// What may follow `/set`.
+pub fn words() -> Vec<String> {
+    let switches = SWITCHES.iter().flat_map(|switch| [switch.on.0, switch.off.0]);
+    let words = settings::names().into_iter().chain(switches).chain(["system", "parameter"]);
+    words.map(str::to_string).collect()
+}
+
+/// Usage and meaning of what is no parameter.
+pub fn help() -> Vec<(String, &'static str)> {
+    SWITCHES.iter().map(|switch| (format!("/set {}|{}", switch.on.0, switch.off.0), switch.help)).collect()
+}
+
+/// `/set NAME VALUE`; ollama's `/set parameter NAME VALUE` and `/set system TEXT` too.
+pub fn set(session: &mut Session, rest: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    let (name, value) = split_word(rest);
+    if let Some((switch, is_on)) = find(name) {
+        ensure!(value.is_empty(), "/set {name} takes no value");
+        *(switch.of)(&mut session.switches) = is_on;
+        terminal.info(if is_on { switch.on.1 } else { switch.off.1 });
+        return Ok(Flow::Stay);
+    }
+    match name {
+        "system" => return system(session, value, terminal),
+        "parameter" => return set(session, value, terminal),
+        "" => bail!("/set needs one of {}", words().join(", ")),
+        _ => {}
+    }
+    session.set(name, value)?;
+    terminal.info(&format!("Set parameter '{name}' to '{value}'"));
+    Ok(Flow::Stay)
+}
+
+pub fn system(session: &mut Session, text: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    ensure!(!text.is_empty(), "a system message needs a text; `/show system` shows the present one");
+    session.set_system(text)?;
+    terminal.info("Set system message");
+    Ok(Flow::Stay)
+}
+
+fn find(word: &str) -> Option<(&'static Switch, bool)> {
+    let is_on = |switch: &Switch| switch.on.0 == word;
+    let switch = SWITCHES.iter().find(|switch| is_on(switch) || switch.off.0 == word)?;
+    Some((switch, is_on(switch)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_switch_turns_its_own_thing_on_and_off() {
+        let mut switches = Switches { figures: false, wrap: false, thoughts: false, history: false };
+        for (n, switch) in SWITCHES.iter().enumerate() {
+            *(switch.of)(&mut switches) = true;
+            let on = [switches.figures, switches.wrap, switches.thoughts, switches.history];
+            assert_eq!(on.iter().filter(|&&on| on).count(), n + 1, "{} changes what another one did", switch.on.0);
+        }
+        for word in ["quiet", "nowordwrap", "nothink", "nohistory"] {
+            let (switch, is_on) = find(word).unwrap();
+            *(switch.of)(&mut switches) = is_on;
+        }
+        assert!(!(switches.figures || switches.wrap || switches.thoughts || switches.history));
+        assert!(find("temperature").is_none());
+    }
+
+    #[test]
+    fn no_word_means_two_things() {
+        let mut all = words();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), words().len());
+    }
+}
