@@ -100,7 +100,7 @@ fn edit_rewrites_the_last_message_and_answers_anew() {
     chat.ask("What is 2+2?");
     chat.send("/edit\r");
     chat.wait_for_answer();
-    assert_eq!(std::fs::read_to_string(chat.home.path().join("seen")).unwrap(), "What is 2+2?");
+    assert_eq!(std::fs::read_to_string(chat.home.path().join("seen")).unwrap(), "What is 2+2?\n");
     let messages = chat.messages();
     assert_eq!((messages.len(), messages[0].1.as_str()), (2, "What is 3+3?"));
     assert!(messages[1].1.contains('6'), "{messages:?}");
@@ -232,7 +232,7 @@ fn ollamas_spelling_works() {
     assert!(chat.command("/show license").contains("apache-2.0"));
     assert!(chat.command("/show template").contains("{% for message in messages %}"));
     assert!(chat.command("/show info").contains("context "));
-    assert!(chat.command("/show modelfile").contains("/show knows info, messages"));
+    assert!(chat.command("/show modelfile").contains("/show knows info, messages, "));
 }
 
 #[test]
@@ -253,11 +253,8 @@ fn help_names_every_command_and_fits_the_terminal() {
     chat.resize(40);
     let help = chat.command("/help");
     let known = "clear undo retry edit system set show stats kv tokens save load read model fork switch bye";
-    for name in known.split(' ').chain(["set nowordwrap", "set quiet", "show license", "Ctrl-G"]) {
-        assert!(
-            help.contains(name) || help.contains(&name.replace("no", "|no").replace("quiet", "")),
-            "{name}: {help}"
-        );
+    for name in known.split(' ').chain(["nowordwrap", "quiet", "license"]) {
+        assert!(help.contains(name), "{name}: {help}");
     }
     for line in help.lines().filter(|line| line.contains(' ') && !line.contains(">>>")) {
         assert!(line.trim_end().chars().count() <= 40, "{line:?}");

@@ -257,7 +257,7 @@ fn ctrl_c_in_the_editor_is_the_editors() {
 fn tab_completes_files_branches_and_parameters() {
     let mut chat = Chat::open(&[]);
     let file = chat.file("a long name.txt", "Ada keeps two cats.");
-    chat.send(&format!("/read {}\t", file.trim_end_matches("ong name.txt")));
+    chat.send(&format!("/read {}\t", file.replace(' ', r"\ ").trim_end_matches(r"ong\ name.txt")));
     chat.wait_for("name.txt");
     assert!(chat.command("").contains("tokens (context"));
     chat.command("/fork experiment");

@@ -91,6 +91,7 @@ fn a_redirected_answer_holds_no_prompt() {
     terminal.expect(">>> ").unwrap();
     terminal.send("What is 2+2?\r").unwrap();
     terminal.expect("tokens/s").unwrap();
+    terminal.expect(">>> ").unwrap();
     terminal.send(CTRL_D).unwrap();
     terminal.expect(Eof).unwrap();
     let answers = std::fs::read_to_string(&file).unwrap();
@@ -149,6 +150,9 @@ fn answer_lines(chat: &mut Chat, question: &str) -> (Vec<String>, String) {
     (lines, chat.messages().pop().unwrap().1)
 }
 
+/// Short, as the prompt of a narrow terminal holds it, too.
+const RIVER: &str = "A river story.";
+
 fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
@@ -158,26 +162,26 @@ fn lines_end_between_words_at_any_width() {
     let mut chat = Chat::open(&["-n", "80", "--ignore-eos"]);
     for width in [80, 40, 23] {
         chat.resize(width);
-        let (lines, said) = answer_lines(&mut chat, "Tell me a long story about a river.");
+        let (lines, said) = answer_lines(&mut chat, RIVER);
         assert!(lines.iter().all(|line| line.trim_end().chars().count() < usize::from(width)), "{width}: {lines:#?}");
         assert!(lines.len() > 3, "{lines:#?}");
         assert_eq!(words(&lines.join("\n")), words(&said));
         chat.command("/clear");
     }
     chat.command("/set nowordwrap");
-    let (lines, said) = answer_lines(&mut chat, "Tell me a long story about a river.");
+    let (lines, said) = answer_lines(&mut chat, RIVER);
     assert_eq!(lines, said.lines().filter(|line| !line.trim().is_empty()).collect::<Vec<_>>());
     drop(chat);
     let mut chat = Chat::open(&["-n", "80", "--ignore-eos", "--no-wrap"]);
     chat.resize(40);
-    let (lines, said) = answer_lines(&mut chat, "Tell me a long story about a river.");
+    let (lines, said) = answer_lines(&mut chat, RIVER);
     assert_eq!(lines, said.lines().filter(|line| !line.trim().is_empty()).collect::<Vec<_>>());
 }
 
 #[test]
 fn an_answer_in_a_pipe_is_not_wrapped() {
     let ask = ["--ignore-eos", "-n", "80"];
-    let shown = piped(&ask, b"Tell me a long story about a river.\n/show messages\n");
+    let shown = piped(&ask, format!("{RIVER}\n/show messages\n").as_bytes());
     let message = text(&shown.stderr).lines().last().unwrap();
     let message: Value = serde_json::from_str(message).unwrap();
     assert_eq!(text(&shown.stdout), format!("{}\n", message["content"].as_str().unwrap()));
@@ -197,7 +201,7 @@ fn thoughts_are_dimmed_or_hidden_and_stay_in_the_conversation() {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let mut chat = Chat::open_at(home, &args, |_| {});
     let shown = chat.ask("snow?");
-    assert!(shown.contains("\x1b[2m<think>\r\n\x1b[0m"), "{shown:?}");
+    assert!(shown.contains("\x1b[2m<think>\x1b[0m"), "{shown:?}");
     assert!(shown.contains("\x1b[2m</think>"), "{shown:?}");
     let answer = shown.rsplit("\x1b[2m").nth(1).unwrap();
     assert!(answer.contains("\x1b[0mWhite"), "what was said is not dim: {shown:?}");
@@ -230,12 +234,8 @@ fn hidden_thoughts_are_left_out_of_pipes_too() {
     assert!(text(&whole.stdout).starts_with("<think>\nThe snow is white.\n</think>\nWhite."), "{whole:?}");
     let hidden = piped(&[args.as_slice(), &["--hide-thinking"]].concat(), b"snow?\n");
     assert!(text(&hidden.stdout).starts_with("White."), "{hidden:?}");
-    let mut run = sayfa(&home, &["run", "--temp", "0", "-p", "snow?", "--hide-thinking"]);
-    run = {
-        run.args(&args[2..]).arg("-m").arg(args[1]);
-        run
-    };
-    let run = fed(&mut run, b"");
+    let run = [&["run", "--temp", "0", "-p", "snow?", "--hide-thinking"], args.as_slice()].concat();
+    let run = fed(&mut sayfa(&home, &run), b"");
     assert_eq!(text(&run.stdout), text(&hidden.stdout), "{run:?}");
 }
 

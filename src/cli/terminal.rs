@@ -110,7 +110,7 @@ impl Terminal {
     /// A note: on a terminal, or with -v.
     pub fn info(&self, text: &str) {
         if self.talk.verbose || (self.stderr_is_terminal && !self.talk.quiet) {
-            self.talk(text);
+            self.say(text);
         }
     }
 
@@ -124,18 +124,35 @@ impl Terminal {
     /// Figures after an answer: a note that stands back behind the text where the terminal can show it.
     pub fn status(&self, text: &str) {
         if self.stderr_is_terminal && !self.talk.quiet && colours_are_wanted() {
-            let _ = writeln!(io::stderr(), "\x1b[2m{}\x1b[0m", strip_controls(text));
+            for line in fill(&strip_controls(text), self.talk_columns()) {
+                let _ = writeln!(io::stderr(), "\x1b[2m{line}\x1b[0m");
+            }
         } else {
             self.info(text);
         }
     }
 
     pub fn warn(&self, text: &str) {
-        self.talk(&complaint(&format!("sayfa: warning: {text}")));
+        self.say(&complaint(&format!("sayfa: warning: {text}")));
     }
 
     pub fn error(&self, text: &str) {
-        self.talk(&complaint(&format!("sayfa: {text}")));
+        self.say(&complaint(&format!("sayfa: {text}")));
+    }
+
+    /// A sentence: one line, which a terminal that is too narrow for it gets as several.
+    fn say(&self, text: &str) {
+        let columns = self.talk_columns();
+        match columns {
+            0 => self.talk(text),
+            _ => fill(text, columns).iter().for_each(|line| self.talk(line)),
+        }
+    }
+
+    /// Columns of the terminal that standard error is, 0 if it is none.
+    fn talk_columns(&self) -> usize {
+        let size = self.stderr_is_terminal.then(|| tcgetwinsize(io::stderr()).ok()).flatten();
+        size.map_or(0, |size| size.ws_col.into())
     }
 
     /// One line on standard error, whatever the text holds; asked-for reports such as --stats use it directly.
@@ -225,24 +242,10 @@ fn written(result: io::Result<()>) -> anyhow::Result<()> {
 /// Where the second column begins.
 const SECOND_COLUMN: usize = 24;
 
-/// `width` 0: endless.
+/// A row of a table whose second column goes on below itself. `width` 0: endless.
 fn in_columns(left: &str, right: &str, width: usize) -> Vec<String> {
-    let room = match width {
-        0 => usize::MAX,
-        // Too little for two columns: one below the other.
-        _ => width.saturating_sub(SECOND_COLUMN + 1).max(16),
-    };
-    let mut rows = vec![String::new()];
-    for word in right.split_whitespace() {
-        let row = rows.last_mut().expect("begins with one");
-        if row.is_empty() {
-            row.push_str(word);
-        } else if row.width() + 1 + word.width() <= room {
-            *row += &format!(" {word}");
-        } else {
-            rows.push(word.to_string());
-        }
-    }
+    // Where there is too little room for two columns the terminal shall break them.
+    let rows = fill(right, if width == 0 { 0 } else { width.saturating_sub(SECOND_COLUMN).max(16) });
     let left_fits = left.width() < SECOND_COLUMN;
     let mut lines = if left_fits { Vec::new() } else { vec![left.to_string()] };
     for (i, row) in rows.iter().enumerate() {
@@ -250,6 +253,22 @@ fn in_columns(left: &str, right: &str, width: usize) -> Vec<String> {
         lines.push(format!("{start:SECOND_COLUMN$}{row}"));
     }
     lines
+}
+
+/// Words of a text in lines narrower than `width`; 0: all in one.
+fn fill(text: &str, width: usize) -> Vec<String> {
+    let mut rows = vec![String::new()];
+    for word in text.split_whitespace() {
+        let row = rows.last_mut().expect("begins with one");
+        if row.is_empty() {
+            row.push_str(word);
+        } else if width == 0 || row.width() + 1 + word.width() < width {
+            *row += &format!(" {word}");
+        } else {
+            rows.push(word.to_string());
+        }
+    }
+    rows
 }
 
 /// Most characters of an error or a warning: it may quote a name from a file, and that can have megabytes.
@@ -282,6 +301,15 @@ mod tests {
     fn only_newline_and_tab_survive_of_the_control_characters() {
         assert_eq!(strip_controls("a\x1b[31mb\r\n\tc\u{9b}1m\x07é"), "a[31mb\n\tc1mé");
         assert!(matches!(strip_controls("plain\n"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn sentences_fit_the_terminal() {
+        let sentence = "Ctrl-D or /bye leaves";
+        assert_eq!(fill(sentence, 0), [sentence]);
+        assert_eq!(fill(sentence, 22), [sentence]);
+        assert_eq!(fill(sentence, 21), ["Ctrl-D or /bye", "leaves"], "the last column stays empty");
+        assert_eq!(fill("日本語 日本語", 13), ["日本語", "日本語"]);
     }
 
     #[test]

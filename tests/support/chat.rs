@@ -84,6 +84,8 @@ impl Chat {
         change(&mut command);
         let mut terminal = OsSession::spawn(command).unwrap();
         terminal.set_expect_timeout(Some(Duration::from_secs(30)));
+        // So wide that no sentence is broken.
+        terminal.get_process_mut().set_window_size(500, 24).unwrap();
         let mut chat = Chat { terminal, home, opening: String::new(), _machine: machine };
         chat.opening = chat.wait_for(">>> ");
         chat

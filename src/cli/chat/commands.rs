@@ -43,7 +43,7 @@ const fn command(
 }
 
 const COMMANDS: &[Command] = &[
-    command(&["/help", "/?"], "", "show this", Argument::Unknown, help),
+    command(&["/help", "/?"], "[keys]", "show this, or what keys do", Argument::Words(|| vec!["keys".into()]), help),
     command(&["/clear"], "", "forget the conversation, keep the system message", Argument::Unknown, clear),
     command(&["/undo"], "", "take back the last message and its answer", Argument::Unknown, undo),
     command(&["/retry"], "", "answer the last message anew", Argument::Unknown, retry),
@@ -52,8 +52,15 @@ const COMMANDS: &[Command] = &[
     command(&["/fork"], "NAME", "go on in a copy of the conversation", Argument::Unknown, fork),
     command(&["/switch"], "[NAME]", "go on in another copy, or list them", Argument::Branch, switch),
     command(&["/system"], "TEXT", "set the system message", Argument::Unknown, set::system),
-    command(&["/set"], "NAME VALUE", "set a parameter, or a switch", Argument::Words(set::words), set::set),
-    command(&["/show"], "[WHAT]", "what there is to show", Argument::Words(show::words), show::show),
+    command(
+        &["/set"],
+        "NAME VALUE",
+        "set a parameter; /show parameters lists them",
+        Argument::Words(set::words),
+        set::set,
+    ),
+    command(&["/set"], "WORD", set::HELP, Argument::Words(set::words), set::set),
+    command(&["/show"], "[WHAT]", show::HELP, Argument::Words(show::words), show::show),
     command(&["/stats"], "", "times and sizes of the last answer", Argument::Unknown, show::stats),
     command(&["/tokens"], "[TEXT]", "tokens of a text, or of the conversation", Argument::Unknown, show::tokens),
     command(&["/kv"], "", "draw the KV cache: free, cached, shared, own", Argument::Unknown, kv),
@@ -81,31 +88,39 @@ pub fn find(line: &str) -> Option<(&'static Command, &str)> {
     Some((command, rest.trim()))
 }
 
-pub fn names() -> impl Iterator<Item = &'static str> {
-    COMMANDS.iter().flat_map(|command| command.names).copied()
+/// Each once, although the help says more than one thing of some.
+pub fn names() -> Vec<&'static str> {
+    let mut names: Vec<_> = COMMANDS.iter().flat_map(|command| command.names).copied().collect();
+    names.dedup();
+    names
 }
 
-fn help(_: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+fn help(_: &mut Session, what: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
+    if what == "keys" || what == "shortcuts" {
+        KEYS.iter().for_each(|(keys, help)| terminal.talk_in_columns(keys, help));
+        return Ok(Flow::Stay);
+    }
     for command in COMMANDS {
         let usage = format!("{} {}", command.names.join(", "), command.takes);
         terminal.talk_in_columns(&usage, command.help);
     }
-    for (usage, help) in set::help().iter().chain(&show::help()) {
-        terminal.talk_in_columns(&format!("  {usage}"), help);
-    }
-    for (keys, help) in [
-        (r#"""" ... """"#, r"a message of several lines; so is a paste, and a line that ends with \"),
-        ("//", "at its start: a message that begins with a slash"),
-        ("Ctrl-C", "stop an answer; drop what is typed"),
-        ("Ctrl-D", "leave, on an empty line"),
-        ("Ctrl-G", "go on typing in your editor ($VISUAL, $EDITOR)"),
-        ("Tab", "complete commands, parameters, files, branches, models"),
-        ("Up, Ctrl-R", "earlier messages, and search in them"),
-    ] {
-        terminal.talk_in_columns(keys, help);
-    }
     Ok(Flow::Stay)
 }
+
+const KEYS: &[(&str, &str)] = &[
+    (r#"""" ... """"#, "one message of all lines between them; a paste is one too"),
+    (r"\", "at the end of a line: the message goes on"),
+    ("//", "at its start: a message that begins with a slash"),
+    ("Ctrl-C", "stop an answer; drop what is typed"),
+    ("Ctrl-D", "leave, on an empty line"),
+    ("Ctrl-G", "go on typing in your editor ($VISUAL, $EDITOR)"),
+    ("Tab", "complete commands, parameters, files, branches, models"),
+    ("Up, Down, Ctrl-R", "earlier messages, and search in them"),
+    ("Ctrl-A, Ctrl-E", "to the start or end of the line"),
+    ("Alt-B, Alt-F", "a word back or forth"),
+    ("Ctrl-W, Ctrl-U, Ctrl-K", "delete the word before, all before, all behind"),
+    ("Ctrl-L", "clear the screen"),
+];
 
 fn clear(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
     session.clear();
@@ -218,10 +233,12 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_given_twice() {
-        let mut all: Vec<_> = names().collect();
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), names().count());
+    fn the_help_tells_every_word_that_set_and_show_know() {
+        for word in show::words() {
+            assert!(show::HELP.contains(&word), "{word}");
+        }
+        for word in set::switches() {
+            assert!(set::HELP.contains(word), "{word}");
+        }
     }
 }

@@ -25,7 +25,7 @@ impl CommandCompleter {
             return Some(Vec::new());
         }
         let Some((command, rest)) = commands::find(typed).filter(|_| typed.contains(' ')) else {
-            return Some(commands::names().map(str::to_string).collect());
+            return Some(commands::names().into_iter().map(str::to_string).collect());
         };
         // ollama's way to say it.
         let rest = rest.strip_prefix("parameter ").unwrap_or(rest);
@@ -78,6 +78,7 @@ mod tests {
     fn commands_complete_from_their_beginning() {
         assert_eq!(completed("/he"), ["/help"]);
         assert_eq!(completed("/s"), ["/switch", "/system", "/set", "/show", "/stats", "/save"]);
+        assert_eq!(completed("/help k"), ["/help keys"]);
         assert!(completed("hello").is_empty());
         for name in commands::names() {
             assert!(completed(name).contains(&name.to_string()));

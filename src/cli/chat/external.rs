@@ -12,8 +12,8 @@ use anyhow::{Context, bail, ensure};
 use crate::cli::signals;
 use crate::cli::terminal::Terminal;
 
-/// Lets the user change `text` in $VISUAL, $EDITOR or vi. `None`: the file was left empty. One line end at its end is the
-/// editor's.
+/// Lets the user change `text` in $VISUAL, $EDITOR or vi. `None`: the file was left empty. One line end at its end is no part
+/// of the text.
 pub fn edit(text: &str, terminal: &Terminal) -> anyhow::Result<Option<String>> {
     ensure!(terminal.stdin_is_terminal(), "an editor needs a terminal, and standard input is none");
     let folder = PrivateFolder::create().context("no place for a file to edit")?;
@@ -22,7 +22,8 @@ pub fn edit(text: &str, terminal: &Terminal) -> anyhow::Result<Option<String>> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
         file.write_all(text.as_bytes())
     };
-    write(text).with_context(|| format!("{}: cannot be written", file.display()))?;
+    // Editors complain of files that end within a line.
+    write(&format!("{text}\n")).with_context(|| format!("{}: cannot be written", file.display()))?;
     run_editor(&editor(), &file, terminal)?;
     let bytes = fs::read(&file).with_context(|| format!("{}: cannot be read", file.display()))?;
     let edited = String::from_utf8(bytes).ok().context("what the editor wrote is not UTF-8: nothing is changed")?;
@@ -38,12 +39,13 @@ fn editor() -> String {
 /// Through the shell, since people write `code --wait` there.
 fn run_editor(editor: &str, file: &Path, terminal: &Terminal) -> anyhow::Result<()> {
     let mut command = Command::new("sh");
-    command.arg("-c").arg(format!("{editor} \"$1\"")).arg("sh").arg(file);
+    // The trap keeps the shell through a Ctrl-C that is the editor's, which does not inherit it.
+    command.arg("-c").arg(format!("trap : INT; {editor} \"$1\"")).arg("sh").arg(file);
     if !terminal.stdout_is_terminal() {
         // The answers go elsewhere, and the editor must not follow them.
         command.stdout(Stdio::from(io::stderr()));
     }
-    // Ctrl-C is the editor's while it runs, although the system sends it to both.
+    // The system sends Ctrl-C to all of them.
     let _left = signals::leave_to_child();
     let status = command.status().context("sh cannot be started")?;
     match status.code() {

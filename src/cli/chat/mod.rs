@@ -86,17 +86,17 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     }
     let mut session = Session::new(loaded, args)?;
     session.resume(args, terminal)?;
+    terminal.info(&format!(
+        "{} on {}. /? for help, Ctrl-D leaves.",
+        session.loaded.name,
+        session.loaded.engine.info().device
+    ));
     for file in &args.files {
         if !session.read(file, terminal).with_context(|| format!("-f {}", file.display()))? {
             return Ok(Ended::Interrupted);
         }
     }
     let mut reader = Reader::open(args.strict_utf8, !args.no_history, terminal)?;
-    terminal.info(&format!(
-        "{} on {}. /? for help, Ctrl-D leaves.",
-        session.loaded.name,
-        session.loaded.engine.info().device
-    ));
     let mut warned = false;
     loop {
         let talked = talk(&mut session, &mut reader, terminal);

@@ -11,7 +11,6 @@ struct Switch {
     /// The word that turns it on, and what is said then.
     on: (&'static str, &'static str),
     off: (&'static str, &'static str),
-    help: &'static str,
     of: fn(&mut Switches) -> &mut bool,
 }
 
@@ -19,39 +18,34 @@ const SWITCHES: &[Switch] = &[
     Switch {
         on: ("verbose", "Figures follow each answer"),
         off: ("quiet", "No figures follow answers"),
-        help: "figures after each answer, or none",
         of: |switches| &mut switches.figures,
     },
     Switch {
         on: ("wordwrap", "Lines end between words"),
         off: ("nowordwrap", "Lines end where the terminal ends"),
-        help: "end lines between words, or anywhere",
         of: |switches| &mut switches.wrap,
     },
     Switch {
         on: ("think", "Thoughts are shown"),
         off: ("nothink", "Thoughts are hidden; the model thinks them all the same"),
-        help: "show or hide what comes before an answer",
         of: |switches| &mut switches.thoughts,
     },
     Switch {
         on: ("history", "Messages are kept for later chats"),
         off: ("nohistory", "Messages are not kept for later chats"),
-        help: "keep messages for later chats, or not",
         of: |switches| &mut switches.history,
     },
 ];
 
-/// What may follow `/set`.
-pub fn words() -> Vec<String> {
-    let switches = SWITCHES.iter().flat_map(|switch| [switch.on.0, switch.off.0]);
-    let words = settings::names().into_iter().chain(switches).chain(["system", "parameter"]);
-    words.map(str::to_string).collect()
+pub const HELP: &str = "verbose or quiet, wordwrap or nowordwrap, think or nothink, history or nohistory";
+
+pub fn switches() -> impl Iterator<Item = &'static str> {
+    SWITCHES.iter().flat_map(|switch| [switch.on.0, switch.off.0])
 }
 
-/// Usage and meaning of what is no parameter.
-pub fn help() -> Vec<(String, &'static str)> {
-    SWITCHES.iter().map(|switch| (format!("/set {}|{}", switch.on.0, switch.off.0), switch.help)).collect()
+/// What may follow `/set`.
+pub fn words() -> Vec<String> {
+    settings::names().into_iter().chain(switches()).chain(["system", "parameter"]).map(str::to_string).collect()
 }
 
 /// `/set NAME VALUE`; ollama's `/set parameter NAME VALUE` and `/set system TEXT` too.

@@ -18,30 +18,28 @@ const FIRST_CHARS: usize = 40;
 
 type Show = fn(&Session, &Terminal) -> anyhow::Result<()>;
 
-const SHOWABLE: &[(&str, &str, Show)] = &[
-    ("info", "model, sizes, context", info),
-    ("messages", "the conversation, one message a line as JSON", messages),
-    ("parameters", "what /set can change, and the seed in use", parameters),
-    ("system", "the system message", system),
-    ("template", "the chat template of the model's file", template),
-    ("license", "what the model's file says of its licence", license),
-    ("ids", "the conversation in token ids", ids),
+const SHOWABLE: &[(&str, Show)] = &[
+    ("info", info),
+    ("messages", messages),
+    ("parameters", parameters),
+    ("system", system),
+    ("template", template),
+    ("license", license),
+    ("ids", ids),
 ];
+
+pub const HELP: &str = "info, messages, parameters, system, template, license or ids";
 
 /// What may follow `/show`.
 pub fn words() -> Vec<String> {
-    SHOWABLE.iter().map(|(word, ..)| word.to_string()).collect()
-}
-
-pub fn help() -> Vec<(String, &'static str)> {
-    SHOWABLE.iter().map(|&(word, help, _)| (format!("/show {word}"), help)).collect()
+    SHOWABLE.iter().map(|(word, _)| word.to_string()).collect()
 }
 
 pub fn show(session: &mut Session, what: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
     let what = if what.is_empty() { "info" } else { what };
-    match SHOWABLE.iter().find(|(word, ..)| *word == what) {
-        Some((.., show)) => show(session, terminal).map(|()| Flow::Stay),
-        None => bail!("/show knows {}, not '{what}'", words().join(", ")),
+    match SHOWABLE.iter().find(|(word, _)| *word == what) {
+        Some((_, show)) => show(session, terminal).map(|()| Flow::Stay),
+        None => bail!("/show knows {HELP}, not '{what}'"),
     }
 }
 
