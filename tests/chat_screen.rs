@@ -257,3 +257,16 @@ fn figures_can_be_left_out_by_a_flag() {
     chat.command("/set verbose");
     chat.ask("hi");
 }
+
+#[test]
+fn json_on_a_terminal_is_not_broken_between_words() {
+    let _machine = machine();
+    let home = TempDir::new().unwrap();
+    let mut terminal =
+        OsSession::spawn(sayfa(&home, &["run", "-p", RIVER, "-n", "60", "--temp", "0", "--json"])).unwrap();
+    terminal.get_process_mut().set_window_size(40, 24).unwrap();
+    terminal.set_expect_timeout(Some(Duration::from_secs(30)));
+    let shown = terminal.expect(Regex(r"\{.*\}")).unwrap();
+    let report: Value = serde_json::from_slice(shown.get(0).unwrap()).unwrap();
+    assert!(report["text"].as_str().unwrap().len() > 100, "{report}");
+}

@@ -74,7 +74,7 @@ impl AnswerView {
             }
             Part::Answer(text) => {
                 self.thinking = None;
-                self.shown |= !text.is_empty();
+                self.shown = true;
                 terminal.write_text(&text)
             }
         }

@@ -79,6 +79,17 @@ impl Terminal {
         self.flush()
     }
 
+    /// Takes back the rows above the cursor that a line of input has filled, if they can be found again.
+    pub fn take_back_input(&self, prompt: &str, line: &str) {
+        let columns = usize::from(tcgetwinsize(io::stdout()).map_or(0, |size| size.ws_col));
+        if !self.stdout_is_terminal || columns == 0 || std::env::var_os("TERM").is_some_and(|name| name == "dumb") {
+            return;
+        }
+        let rows: usize = format!("{prompt}{line}").split('\n').map(|row| row.width().div_ceil(columns).max(1)).sum();
+        // Only looks: the next prompt stands below instead.
+        let _ = write!(io::stdout(), "\x1b[{rows}A\x1b[J").and_then(|()| io::stdout().flush());
+    }
+
     /// The next piece is no part of the word before it.
     pub fn end_word(&mut self) {
         self.wrap.iter_mut().for_each(Wrap::end_word);

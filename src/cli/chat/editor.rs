@@ -58,13 +58,19 @@ impl LineEditor {
     /// Reads up to Enter. `initial` stands in the line at first.
     pub fn read(&mut self, first: bool, initial: &str, terminal: &Terminal) -> anyhow::Result<Line> {
         loop {
-            let read = self.editor.readline_with_initial(if first { ">>> " } else { "... " }, (initial, ""));
+            let prompt = if first { ">>> " } else { "... " };
+            let read = self.editor.readline_with_initial(prompt, (initial, ""));
             let wants_edit = self.edit_is_wanted.swap(false, Ordering::SeqCst);
             return match read {
                 // Enter and line breaks of a paste are carriage returns on a terminal.
                 Ok(line) => {
                     let line = line.replace("\r\n", "\n").replace('\r', "\n");
-                    Ok(if wants_edit { Line::Edit(line) } else { Line::Text(line) })
+                    if wants_edit {
+                        // It comes back behind the next prompt.
+                        terminal.take_back_input(prompt, &line);
+                        return Ok(Line::Edit(line));
+                    }
+                    Ok(Line::Text(line))
                 }
                 Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
                 Err(ReadlineError::Eof) => Ok(Line::End),
