@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -95,6 +95,14 @@ pub const MOST_BYTES: u64 = 256 << 20;
 
 fn read_stdin() -> anyhow::Result<Vec<u8>> {
     read_bounded(std::io::stdin(), "standard input")
+}
+
+/// The whole of a small text file that a flag names.
+pub fn read_text(flag: &str, file: &Path) -> anyhow::Result<String> {
+    let name = format!("{flag} {}", file.display());
+    let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
+    let text = String::from_utf8(read_bounded(opened, &name)?);
+    text.map_err(|error| anyhow::anyhow!("{name}: not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
 }
 
 /// A device or a program that never stops writing must not fill the memory.

@@ -234,7 +234,8 @@ impl Session {
         let _silence = terminal.stdin_is_terminal().then(signals::without_echo);
         let stop = self.settings.generation.stops();
         let room = self.loaded.engine.context_tokens().saturating_sub(prompt.len());
-        let request = Request { prompt, max_tokens: self.settings.generation.max_tokens_within(room), stop: &stop };
+        let max_tokens = self.settings.generation.max_tokens_within(room);
+        let request = Request { prompt, max_tokens, stop: &stop, logprobs: None };
         let mut notices = Notices::new(self.loaded.engine.context_tokens());
         let mut progress = None;
         let mut is_mid_line = false;
@@ -250,6 +251,7 @@ impl Session {
                     is_mid_line |= !text.is_empty();
                     shown = std::mem::replace(&mut shown, Ok(())).and_then(|()| terminal.write_text(text));
                 }
+                Event::Chosen(_) => {}
                 Event::Notice(notice) => notices.tell(notice, is_mid_line, terminal),
             }
             let stopped = shown.is_err() || interrupts.as_ref().is_some_and(Interrupts::pending);
