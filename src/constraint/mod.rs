@@ -148,11 +148,16 @@ fn token_environment(tokenizer: &Tokenizer) -> anyhow::Result<TokEnv> {
     Ok(Arc::new(ApproximateTokEnv::new(trie)))
 }
 
-/// What llguidance says, without its backtraces and the text it points into.
+/// What llguidance says, without its backtraces and the text it points into: the first line, and behind it what a
+/// parser of regular expressions says in a line of its own.
 fn one_line(error: &anyhow::Error) -> anyhow::Error {
     let text = format!("{error:#}");
-    let text = text.split("<backtrace>").next().unwrap_or_default();
-    anyhow!("{}", text.split_whitespace().collect::<Vec<_>>().join(" "))
+    let mut lines = text.lines().map(str::trim);
+    let first = lines.next().unwrap_or_default();
+    // A regular expression has no place in a grammar that its author wrote.
+    let first = first.split_once("(in regex): ").map_or(first, |(_, words)| words);
+    let cause = lines.find_map(|line| line.strip_prefix("error:")).unwrap_or_default();
+    anyhow!("{first}{cause}")
 }
 
 #[cfg(test)]
