@@ -121,7 +121,7 @@ fn lark_grammars_with_rules_terminals_and_json() {
 fn gbnf_grammars_mean_the_same_as_in_llama_cpp() {
     let sums = "root ::= (expr \"=\" ws term \"\\n\")+\nexpr ::= term ([-+*/] term)*\n\
                 term ::= num | \"(\" ws expr \")\" ws\nnum ::= [0-9]+ ws\nws ::= [ \\t\\n]*";
-    check(&gbnf(sums), &["1+2= 3\n", "(1 * 22)/3=7\n4=4\n"], &["1+=2\n", "1+2=3", "1+(2=3\n", "x=1\n"]);
+    check(&gbnf(sums), &["1+2= 3\n", "( 1 *22 )/3=7\n4=4\n"], &["1+=2\n", "1+2=3", "1+(2=3\n", "x=1\n"]);
     let json = r#"root ::= object
         value ::= object | array | string | number | ("true" | "false" | "null") ws
         object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
