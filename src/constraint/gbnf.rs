@@ -5,6 +5,7 @@
 //! other has a lexeme for every character. For JSON and the vocabulary of SmolLM2 the latter takes up to 3 ms a token
 //! where lexemes by hand take 0.2 ms: whoever minds writes Lark.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::iter::Peekable;
 use std::str::CharIndices;
@@ -63,6 +64,7 @@ impl<'a> Parser<'a> {
 
     fn rules(mut self) -> anyhow::Result<Vec<Rule>> {
         let mut rules: Vec<Rule> = Vec::new();
+        let mut names = HashSet::new();
         loop {
             self.skip_blanks();
             if self.rest.peek().is_none() {
@@ -70,7 +72,7 @@ impl<'a> Parser<'a> {
             }
             let rule = self.rule();
             let rule = rule.with_context(|| format!("line {}", self.line()))?;
-            ensure!(rules.iter().all(|other| other.name != rule.name), "the rule {} is there twice", rule.name);
+            ensure!(names.insert(rule.name.clone()), "the rule {} is there twice", rule.name);
             rules.push(rule);
         }
     }
@@ -281,6 +283,7 @@ fn is_name(c: char) -> bool {
 /// Rules by number, as Lark tells terminals from rules by the case of their names.
 struct Grammar {
     rules: Vec<Rule>,
+    numbers: HashMap<String, usize>,
     root: usize,
     /// The whole is a regular expression: no rule that the root needs calls itself or names a token.
     is_regular: bool,
@@ -288,26 +291,32 @@ struct Grammar {
 
 impl Grammar {
     fn new(rules: Vec<Rule>) -> anyhow::Result<Grammar> {
-        let number = |name: &str| rules.iter().position(|rule| rule.name == name);
-        let root = number("root").context("there is no rule root")?;
-        let mut uses = Vec::new();
-        for rule in &rules {
+        let numbers: HashMap<String, usize> =
+            rules.iter().enumerate().map(|(number, rule)| (rule.name.clone(), number)).collect();
+        let &root = numbers.get("root").context("there is no rule root")?;
+        let mut used_by = vec![Vec::new(); rules.len()];
+        // What of each rule is not known to be regular.
+        let mut open = vec![0; rules.len()];
+        for (number, rule) in rules.iter().enumerate() {
             let mut names = Vec::new();
             collect_names(&rule.body, &mut names);
-            let found = names.into_iter().map(|name| {
-                number(name).with_context(|| format!("the rule {} names {name}, which is not there", rule.name))
-            });
-            uses.push(found.collect::<anyhow::Result<Vec<_>>>()?);
+            for name in &names {
+                let used = numbers.get(*name);
+                let &used = used.with_context(|| format!("the rule {} names {name}, which is not there", rule.name))?;
+                used_by[used].push(number);
+            }
+            open[number] = names.len() + usize::from(has_token(&rule.body));
         }
-        let mut is_regular = vec![false; rules.len()];
-        // What names only regular rules is regular too.
-        while let Some(next) = (0..rules.len()).find(|&rule| {
-            let names_regular = uses[rule].iter().all(|&used| is_regular[used]);
-            !is_regular[rule] && names_regular && !has_token(&rules[rule].body)
-        }) {
-            is_regular[next] = true;
+        let mut regular: Vec<usize> = (0..rules.len()).filter(|&rule| open[rule] == 0).collect();
+        while let Some(rule) = regular.pop() {
+            for &user in &used_by[rule] {
+                open[user] -= 1;
+                if open[user] == 0 {
+                    regular.push(user);
+                }
+            }
         }
-        Ok(Grammar { root, is_regular: is_regular[root], rules })
+        Ok(Grammar { root, is_regular: open[root] == 0, numbers, rules })
     }
 
     fn to_lark(&self) -> String {
@@ -343,10 +352,7 @@ impl Grammar {
             What::Text(text) => self.text(text),
             What::Class(class) => format!("/{class}/"),
             What::Token(token) => token.clone(),
-            What::Name(name) => {
-                let number = self.rules.iter().position(|rule| rule.name == *name);
-                self.reference(number.expect("every name was found before"))
-            }
+            What::Name(name) => self.reference(self.numbers[name]),
             What::Group(inner) => match self.body(inner) {
                 body if body == EMPTY => body,
                 body => format!("( {body} )"),

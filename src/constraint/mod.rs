@@ -38,6 +38,10 @@ const JSON_WHITESPACE: &str = r" |\n[ \t]{0,20}";
 /// take some, and no token may take long.
 const MOST_STEP_ITEMS: usize = 500_000;
 
+/// Rules that name each other in a chain take stack, 3 KB each: so many fit into the stack that compiling has.
+const MOST_LINES: usize = 20_000;
+const COMPILER_STACK_BYTES: usize = 256 << 20;
+
 impl Grammar {
     /// A JSON schema. `x-guidance` in it may set llguidance's options, the form of white space among them.
     pub fn json_schema(text: &str) -> anyhow::Result<Grammar> {
@@ -61,6 +65,8 @@ impl Grammar {
     /// A grammar in llguidance's variant of Lark, or in llama.cpp's GBNF, which is told by its `::=`.
     pub fn lark_or_gbnf(text: &str) -> anyhow::Result<Grammar> {
         let lark = if gbnf::is_gbnf(text) { gbnf::to_lark(text).context("GBNF")? } else { text.to_string() };
+        let lines = lark.lines().count();
+        ensure!(lines <= MOST_LINES, "{lines} lines of grammar, where {MOST_LINES} are the most");
         Ok(Grammar(Form::Lark(lark)))
     }
 }
@@ -88,7 +94,7 @@ impl Constraint {
         factory.quiet();
         *factory.limits_mut() =
             ParserLimits { verbose_errors: false, step_max_items: MOST_STEP_ITEMS, ..ParserLimits::default() };
-        let parser = factory.create_parser(top).map_err(|error| one_line(&error))?;
+        let parser = with_stack(|| factory.create_parser(top))?.map_err(|error| one_line(&error))?;
         let mut constraint = Constraint { matcher: Matcher::new(Ok(parser)), allowed: SimpleVob::new() };
         constraint.start()?;
         Ok(constraint)
@@ -126,10 +132,21 @@ impl Constraint {
             self.allowed.set_all(false);
             return Ok(());
         }
-        self.allowed = self.matcher.compute_mask().map_err(|error| one_line(&error))?;
-        ensure!(!self.allowed.is_zero(), "no token of the vocabulary can go on with it");
+        // What no text follows is found here: an error, or nothing to go on with.
+        self.allowed =
+            self.matcher.compute_mask().map_err(|error| one_line(&error).context("nothing can follow it"))?;
+        ensure!(!self.allowed.is_zero(), "nothing of the vocabulary can follow it");
         Ok(())
     }
+}
+
+/// Runs `work` where it may go deep; the stack is only reserved, not used.
+fn with_stack<T: Send>(work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(COMPILER_STACK_BYTES).spawn_scoped(scope, work);
+        let thread = thread.context("there is no memory for the stack that compiling it needs")?;
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
 }
 
 /// The vocabulary as llguidance wants it: what a token says, control tokens by name behind a byte that no text has.

@@ -200,14 +200,32 @@ fn what_cannot_be_a_constraint_is_refused_in_a_sentence() {
 }
 
 #[test]
-fn huge_constraints_are_refused_and_do_not_fill_the_memory() {
-    for grammar in [Grammar::regex("(a{1000}){1000}{1000}"), Grammar::regex("[ab]*a[ab]{2000}c")] {
-        match Constraint::new(&grammar, &TOKENIZER) {
-            Err(_) => {}
-            Ok(mut constraint) => {
-                let a = TOKENIZER.encode("a", Special::AsText).unwrap()[0];
-                let _ = (0..50).try_for_each(|_| constraint.accept(a));
+fn huge_constraints_are_refused_or_followed_and_never_the_end_of_the_program() {
+    let chain = |n: usize, last: &str| {
+        let rules: String = (0..n).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
+        format!("root ::= r0\n{rules}r{n} ::= {last}\n")
+    };
+    let references: Vec<String> = (0..5000)
+        .map(|i| format!(r##""d{i}": {{"type": "array", "items": {{"$ref": "#/$defs/d{}"}}}}"##, i + 1))
+        .collect();
+    let references = format!(r##"{{"$ref": "#/$defs/d0", "$defs": {{{}, "d5000": true}}}}"##, references.join(", "));
+    for grammar in [
+        Grammar::regex("(a{1000}){1000}{1000}"),
+        Grammar::regex("[ab]*a[ab]{2000}c"),
+        gbnf(&chain(15_000, "\"b\"")),
+        gbnf(&chain(15_000, "\"b\" root?")),
+        schema(&references),
+        schema(r##"{"$ref": "#"}"##),
+    ] {
+        if let Ok(mut constraint) = Constraint::new(&grammar, &TOKENIZER) {
+            let a = TOKENIZER.encode("a", Special::AsText).unwrap()[0];
+            for _ in 0..20 {
+                if !constraint.allows(a) || constraint.accept(a).is_err() {
+                    break;
+                }
             }
         }
     }
+    let error = Grammar::lark_or_gbnf(&chain(30_000, "\"b\"")).unwrap_err().to_string();
+    assert_eq!(error, "30003 lines of grammar, where 20000 are the most");
 }
