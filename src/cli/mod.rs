@@ -14,6 +14,7 @@ mod open;
 mod perplexity;
 mod plan;
 mod run;
+pub mod sampling;
 mod session;
 pub mod signals;
 pub mod terminal;

@@ -6,10 +6,11 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SamplingArgs, SystemArgs, Talk};
+use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SystemArgs, Talk};
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
+use super::sampling::SamplingArgs;
 use super::session::{self, SessionArgs};
 use super::terminal::{Interrupts, Terminal};
 use super::{Ended, Usage, counted};

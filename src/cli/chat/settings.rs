@@ -5,7 +5,8 @@ use std::error::Error;
 use anyhow::{bail, ensure};
 use clap::Parser;
 
-use crate::cli::args::{GenerationArgs, SamplingArgs};
+use crate::cli::args::GenerationArgs;
+use crate::cli::sampling::SamplingArgs;
 use crate::cli::usage::expected;
 
 #[derive(Clone, Debug, Parser)]
