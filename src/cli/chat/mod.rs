@@ -52,6 +52,7 @@ pub struct ChatArgs {
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     args.session.check_place()?;
+    args.sampling.warn_of_idle(terminal);
     if terminal.stdin_is_terminal() {
         signals::keep_terminal();
     }
