@@ -20,7 +20,7 @@ const DEFAULT_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Temperature; 0: always the likeliest token
+    /// Temperature; 0: always the likeliest token that is left
     #[arg(long, alias = "temperature", value_name = "X", default_value_t = 0.8, value_parser = zero_or_more, allow_negative_numbers = true)]
     pub temp: f32,
 
@@ -109,8 +109,9 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 5.0, value_parser = zero_or_more, allow_negative_numbers = true)]
     pub mirostat_ent: f32,
 
-    /// The stages between the model and the draw, in their order; what is not named is left out
-    #[arg(long, value_name = "NAMES", default_value = DEFAULT_CHAIN, overrides_with = "sampler_seq")]
+    /// The stages between the model and the draw, in their order; those that are not named are left out [default:
+    /// penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature]
+    #[arg(long, value_name = "NAMES", default_value = DEFAULT_CHAIN, hide_default_value = true, overrides_with = "sampler_seq")]
     pub samplers: Chain,
 
     /// The same in letters: e penalties, d dry, s top_n_sigma, k top_k, y typ_p, p top_p, m min_p, x xtc, t temperature
