@@ -167,7 +167,7 @@ fn streamed_json_is_the_answer_in_pieces_and_then_its_report() {
     assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.get("finish_reason").is_none()));
     assert_eq!((report["text"].as_str(), &report["seed"]), (Some(text.as_str()), &whole["seed"]));
     assert_eq!((&report["text"], &report["finish_reason"]), (&whole["text"], &whole["finish_reason"]));
-    let second = lines.iter().filter(|line| line["index"] == 1).next_back().unwrap();
+    let second = lines.iter().rfind(|line| line["index"] == 1).unwrap();
     assert_eq!(second["seed"], 4);
     let with = run("hi", &["-n", "3", "--stream-json", "--logprobs", "1"]);
     let with: Vec<Value> = stdout(&with).lines().map(|line| serde_json::from_str(line).unwrap()).collect();

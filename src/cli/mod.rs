@@ -16,6 +16,7 @@ mod perplexity;
 mod plan;
 mod report;
 mod run;
+pub mod sampling;
 mod session;
 pub mod signals;
 pub mod terminal;

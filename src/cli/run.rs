@@ -6,12 +6,13 @@ use anyhow::{bail, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SamplingArgs, SystemArgs, Talk};
+use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SystemArgs, Talk};
 use super::constraint::ConstraintArgs;
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
 use super::report::{self, Answer};
+use super::sampling::SamplingArgs;
 use super::session::{self, SessionArgs};
 use super::terminal::{Interrupts, Terminal};
 use super::{Ended, Usage, counted};
@@ -103,6 +104,7 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         return Ok(Ended::Done);
     }
     args.session.check_place()?;
+    args.sampling.warn_of_idle(terminal);
     // The prompt stays in a sequence of its own while an answer is drawn in a fork.
     let sequences = if args.n > 1 { 2 } else { 1 };
     let mut loaded = load::load_with(&args.model, &args.cache, sequences, terminal)?;
@@ -137,7 +139,7 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let mut answers = Vec::new();
     let read = if args.n > 1 { Some(read_once(&prompt, home, &mut loaded, terminal)?) } else { None };
     for i in 0..args.n {
-        let mut params = args.sampling.params(&loaded.texts.tokenizer);
+        let mut params = args.sampling.params(&loaded.texts.tokenizer)?;
         // The first sampler draws the seed that the others count on from.
         let first_seed = answers.first().map(|first: &Answer| first.seed);
         params.seed = first_seed.map_or(params.seed, |first| Some(first.wrapping_add(u64::from(i))));

@@ -1,6 +1,7 @@
 //! How likely the model itself found a token and its rivals, whatever the sampler made of it.
 
-use super::{Candidate, best_logit, truncation};
+use super::candidates::{Candidate, best_logit, by_rank};
+use super::truncation;
 use crate::tokenizer::TokenId;
 
 /// A token and the natural logarithm of its probability by the softmax of the model's logits.
@@ -30,7 +31,7 @@ impl Logprobs {
         };
         let chosen = rated(chosen, logits[chosen as usize]);
         truncation::top_k(&mut candidates, k as i64);
-        candidates.sort_unstable_by(super::by_rank);
+        candidates.sort_unstable_by(by_rank);
         let top = candidates.iter().take(k).map(|candidate| rated(candidate.id, candidate.logit)).collect();
         Logprobs { chosen, top }
     }

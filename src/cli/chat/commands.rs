@@ -157,7 +157,7 @@ fn set(session: &mut Session, rest: &str, terminal: &mut Terminal) -> anyhow::Re
         "" => bail!("/set needs a name and a value: {}, system, verbose or quiet", settings::names().join(", ")),
         _ => {}
     }
-    session.set(name, value)?;
+    session.set(name, value)?.iter().for_each(|idle| terminal.warn(idle));
     terminal.info(&format!("Set parameter '{name}' to '{value}'"));
     Ok(Flow::Stay)
 }

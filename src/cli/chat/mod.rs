@@ -16,7 +16,8 @@ use self::commands::Flow;
 use self::input::{Input, Reader};
 use self::session::{OutputLost, Session};
 use super::Ended;
-use super::args::{CacheArgs, GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
+use super::args::{CacheArgs, GenerationArgs, ModelArgs, SystemArgs, Talk};
+use super::sampling::SamplingArgs;
 use super::session::SessionArgs;
 use super::signals;
 use super::terminal::Terminal;
@@ -51,6 +52,7 @@ pub struct ChatArgs {
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     args.session.check_place()?;
+    args.sampling.warn_of_idle(terminal);
     if terminal.stdin_is_terminal() {
         signals::keep_terminal();
     }

@@ -53,7 +53,7 @@ impl Session {
         let on_full = args.cache.on_full(loaded.engine.context_tokens())?;
         let settings = Settings { generation: args.generation.clone(), sampling: args.sampling.clone() };
         let mut session = Session {
-            sampler: Sampler::new(settings.sampling.params(&loaded.texts.tokenizer)),
+            sampler: Sampler::new(settings.sampling.params(&loaded.texts.tokenizer)?),
             sequence: loaded.engine.new_sequence(),
             loaded,
             settings,
@@ -129,11 +129,14 @@ impl Session {
         Ok(())
     }
 
-    /// Changes one parameter; the next answer is drawn with it.
-    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<()> {
-        self.settings.set(name, value)?;
-        self.sampler = Sampler::new(self.settings.sampling.params(&self.loaded.texts.tokenizer));
-        Ok(())
+    /// Changes one parameter; the next answer is drawn with it. Gives a sentence for each that changes nothing now.
+    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<Vec<String>> {
+        let mut settings = self.settings.clone();
+        settings.set(name, value)?;
+        self.sampler = Sampler::new(settings.sampling.params(&self.loaded.texts.tokenizer)?);
+        let before = self.settings.sampling.idle();
+        self.settings = settings;
+        Ok(self.settings.sampling.idle().into_iter().filter(|idle| !before.contains(idle)).collect())
     }
 
     /// Tokens of the context in use.
