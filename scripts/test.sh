@@ -133,6 +133,7 @@ job formatting formatting
 job lints lints
 job kernels scripts/build_kernels.sh --check
 job tests cargo test --locked --release
+job man scripts/man.sh target/man
 job sanitizers sanitizers
 job gpu_check gpu_rehearsal
 job oracle oracle

@@ -12,16 +12,21 @@ use crate::tokenizer::Tokenizer;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Constraints")]
 pub struct ConstraintArgs {
-    /// Make the answer JSON that follows this schema: a file, or the schema itself ({...}). The model does not see it:
-    /// say in the prompt what you want
+    /// Make the answer JSON that follows this schema
+    ///
+    /// A file, or the schema itself ({...}). The model does not see it: say in the prompt what you want.
     #[arg(short, long, value_name = "FILE|TEXT", conflicts_with_all = ["regex", "grammar"])]
     pub json_schema: Option<String>,
 
-    /// Make the answer match this regular expression as a whole
+    /// Make the answer match this regular expression
+    ///
+    /// As a whole, in the syntax of Rust's regex crate.
     #[arg(long, value_name = "PATTERN", conflicts_with = "grammar")]
     pub regex: Option<String>,
 
-    /// Make the answer follow the grammar of this file: Lark as llguidance reads it, or llama.cpp's GBNF
+    /// Make the answer follow the grammar of this file
+    ///
+    /// Lark as llguidance reads it, or llama.cpp's GBNF.
     #[arg(long, value_name = "FILE", visible_alias = "grammar-file")]
     pub grammar: Option<PathBuf>,
 }

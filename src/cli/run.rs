@@ -34,19 +34,25 @@ pub struct RunArgs {
     #[command(flatten)]
     pub system: SystemArgs,
 
-    /// Give the text to the model as it is: no chat template, and names of control tokens in it are control tokens
+    /// Give the text to the model as it is
+    ///
+    /// No chat template, and names of control tokens in it are control tokens.
     #[arg(long, help_heading = "Prompt", conflicts_with_all = ["system", "system_in_user"])]
     pub raw: bool,
 
-    /// Print the prompt's tokens as JSON {text, ids, pieces} instead of answering
+    /// Print the prompt's tokens instead of answering
+    ///
+    /// One JSON object {text, ids, pieces}.
     #[arg(long, help_heading = "Prompt")]
     pub dump_prompt: bool,
 
     #[command(flatten)]
     pub generation: GenerationArgs,
 
-    /// Answers to the one prompt, which is read once; the seeds are --seed, --seed + 1 and so on. A blank line stands
-    /// between two answers; --json tells them apart whatever they hold
+    /// Answers to the one prompt
+    ///
+    /// It is read once; the seeds are --seed, --seed + 1 and so on. A blank line stands between two answers; --json tells
+    /// them apart whatever they hold.
     #[arg(long = "n", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true, help_heading = "Generation")]
     pub n: u32,
 
@@ -57,21 +63,27 @@ pub struct RunArgs {
     #[command(flatten)]
     pub session: SessionArgs,
 
-    /// Print one JSON object with the answer, its finish reason, token counts, speeds and the seed; with --n above 1
-    /// {completions: [of these]}
+    /// Print one JSON object
+    ///
+    /// The answer, its finish reason, token counts, speeds and the seed; with --n above 1 {completions: [of these]}.
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 
-    /// Print JSON lines while the answer is made: {"index", "text"} for each token, then the object of --json with its
-    /// index
+    /// Print JSON lines while the answer is made
+    ///
+    /// {"index", "text"} for each token, then the object of --json with its index.
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub stream_json: bool,
 
-    /// Tell in JSON how likely the model found each token of the answer, and the K likeliest in its place
+    /// Tell in JSON how likely the model found each token
+    ///
+    /// Of the answer, before any sampling, and the K likeliest in its place. Needs --json or --stream-json.
     #[arg(long, value_name = "K", help_heading = "Output", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1000), allow_negative_numbers = true)]
     pub logprobs: Option<usize>,
 
-    /// Times and speeds of loading, prompt and answer, and the seed, on standard error
+    /// Tell times, speeds and the seed on standard error
+    ///
+    /// Of loading, prompt and answer apart.
     #[arg(long, help_heading = "Output")]
     pub stats: bool,
 

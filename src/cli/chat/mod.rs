@@ -31,12 +31,16 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub system: SystemArgs,
 
-    /// Refuse text that is not UTF-8 instead of replacing what is wrong by U+FFFD
+    /// Refuse text that is not UTF-8
+    ///
+    /// Without it what is wrong becomes U+FFFD.
     #[arg(long, help_heading = "Prompt")]
     pub strict_utf8: bool,
 
-    /// Neither read nor write the history of messages in $XDG_STATE_HOME/sayfa/history or
-    /// ~/.local/state/sayfa/history; without this flag each message you type is kept there, for you alone
+    /// Leave the history of messages alone
+    ///
+    /// Without this flag each message you type is kept, for you alone, in $XDG_STATE_HOME/sayfa/history or
+    /// ~/.local/state/sayfa/history.
     #[arg(long, help_heading = "Prompt")]
     pub no_history: bool,
 
