@@ -13,6 +13,7 @@ mod notices;
 mod open;
 mod perplexity;
 mod plan;
+mod prompt;
 mod run;
 mod session;
 pub mod signals;

@@ -10,14 +10,14 @@ use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SamplingArgs
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
+use super::prompt::build_prompt;
 use super::session::{self, SessionArgs};
 use super::terminal::{Interrupts, Terminal};
 use super::{Ended, Usage, counted};
 use crate::engine::SequenceId;
 use crate::generation::{self, Completion, Event, FinishReason, Request};
 use crate::sampler::{Params, Sampler};
-use crate::template::{Message, Prompt, Role, fold_system};
-use crate::tokenizer::Special;
+use crate::template::Prompt;
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -195,29 +195,6 @@ fn warn_full(args: &RunArgs, context_tokens: usize, terminal: &Terminal) {
              (-c sets its size)"
         ),
     });
-}
-
-/// The user's text, and the system message if any, as the model wants them.
-fn build_prompt(args: &RunArgs, text: &str, texts: &Texts, terminal: &Terminal) -> anyhow::Result<Prompt> {
-    let plain = |special| -> anyhow::Result<Prompt> {
-        Ok(Prompt { text: text.to_string(), ids: texts.tokenizer.encode_with_bos(text, special)? })
-    };
-    if args.raw {
-        return plain(Special::Parse);
-    }
-    let Some(template) = &texts.template else {
-        if args.system.system.is_some() {
-            bail!("--system: {} has no chat template, so there is no place for a system message", texts.path.display());
-        }
-        terminal.warn("the model has no chat template: it continues the text (--raw says that this is meant)");
-        return plain(Special::AsText);
-    };
-    let mut messages = Vec::new();
-    if let Some(system) = &args.system.system {
-        messages.push(Message { role: Role::System, content: system.clone() });
-    }
-    messages.push(Message { role: Role::User, content: text.to_string() });
-    template.render(&if args.system.system_in_user { fold_system(&messages) } else { messages }, &texts.tokenizer)
 }
 
 /// Generates, streaming the text unless it goes into JSON.
