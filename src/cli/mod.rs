@@ -9,6 +9,7 @@ mod input;
 mod inspect;
 pub mod load;
 mod machine;
+mod models;
 mod notices;
 mod open;
 mod perplexity;
@@ -70,6 +71,8 @@ pub enum Command {
     Plan(plan::PlanArgs),
     /// Show what a GGUF file holds
     Inspect(inspect::InspectArgs),
+    /// List the models on this machine: sayfa's, ollama's, Hugging Face's and llama.cpp's
+    Models(models::ModelsArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
     /// Measure speed
@@ -84,6 +87,7 @@ impl Command {
             Command::Tokenize(args) => args.talk,
             Command::Plan(args) => args.talk,
             Command::Inspect(args) => args.talk,
+            Command::Models(args) => args.talk,
             Command::Perplexity(args) => args.talk,
             Command::Bench(args) => args.talk,
         }
@@ -148,6 +152,7 @@ pub fn run(asked: Asked, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         Command::Tokenize(args) => tokenize::tokenize(&args, terminal),
         Command::Plan(args) => plan::plan(&args, terminal),
         Command::Inspect(args) => inspect::inspect(&args, terminal),
+        Command::Models(args) => models::models(&args, terminal),
         Command::Perplexity(args) => perplexity::perplexity(&args, terminal),
         Command::Bench(args) => bench::bench(&args, terminal),
     }

@@ -18,7 +18,7 @@ pub fn build_prompt(args: &RunArgs, text: &str, texts: &Texts, terminal: &Termin
     }
     let Some(template) = &texts.template else {
         if args.system.system.is_some() {
-            bail!("--system: {} has no chat template, so there is no place for a system message", texts.path.display());
+            bail!("--system: {} has no chat template, so there is no place for a system message", texts.shown);
         }
         terminal.warn("the model has no chat template: it continues the text (--raw says that this is meant)");
         return plain(Special::AsText);
