@@ -15,10 +15,12 @@ mod inspect;
 pub mod load;
 mod machine;
 mod man;
+mod models;
 mod notices;
 mod open;
 mod perplexity;
 mod plan;
+mod prompt;
 mod report;
 mod run;
 pub mod sampling;
@@ -85,6 +87,8 @@ pub enum Command {
     Plan(plan::PlanArgs),
     /// Show what a GGUF file holds
     Inspect(inspect::InspectArgs),
+    /// List the models on this machine: sayfa's, ollama's, Hugging Face's and llama.cpp's
+    Models(models::ModelsArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
     /// Measure speed
@@ -106,6 +110,7 @@ impl Command {
             Command::Tokenize(args) => args.talk,
             Command::Plan(args) => args.talk,
             Command::Inspect(args) => args.talk,
+            Command::Models(args) => args.talk,
             Command::Perplexity(args) => args.talk,
             Command::Bench(args) => args.talk,
             Command::Config(_) | Command::Completions(_) | Command::Man(_) => Talk::default(),
@@ -168,6 +173,7 @@ pub fn run(asked: Asked, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         Command::Tokenize(args) => tokenize::tokenize(&args, terminal),
         Command::Plan(args) => plan::plan(&args, terminal),
         Command::Inspect(args) => inspect::inspect(&args, terminal),
+        Command::Models(args) => models::models(&args, terminal),
         Command::Perplexity(args) => perplexity::perplexity(&args, terminal),
         Command::Bench(args) => bench::bench(&args, terminal),
         Command::Config(args) => config::config(&args, terminal),

@@ -11,6 +11,7 @@ use super::constraint::ConstraintArgs;
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
+use super::prompt::build_prompt;
 use super::report::{self, Answer};
 use super::sampling::SamplingArgs;
 use super::session::{self, SessionArgs};
@@ -20,8 +21,7 @@ use crate::constraint::Constraint;
 use crate::engine::SequenceId;
 use crate::generation::{self, Completion, Event, FinishReason, Request};
 use crate::sampler::{Params, Sampler};
-use crate::template::{Message, Prompt, Role, fold_system};
-use crate::tokenizer::Special;
+use crate::template::Prompt;
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -245,29 +245,6 @@ fn warn_full(args: &RunArgs, context_tokens: usize, terminal: &Terminal) {
              (-c sets its size)"
         ),
     });
-}
-
-/// The user's text, and the system message if any, as the model wants them.
-fn build_prompt(args: &RunArgs, text: &str, texts: &Texts, terminal: &Terminal) -> anyhow::Result<Prompt> {
-    let plain = |special| -> anyhow::Result<Prompt> {
-        Ok(Prompt { text: text.to_string(), ids: texts.tokenizer.encode_with_bos(text, special)? })
-    };
-    if args.raw {
-        return plain(Special::Parse);
-    }
-    let Some(template) = &texts.template else {
-        if args.system.system.is_some() {
-            bail!("--system: {} has no chat template, so there is no place for a system message", texts.path.display());
-        }
-        terminal.warn("the model has no chat template: it continues the text (--raw says that this is meant)");
-        return plain(Special::AsText);
-    };
-    let mut messages = Vec::new();
-    if let Some(system) = &args.system.system {
-        messages.push(Message { role: Role::System, content: system.clone() });
-    }
-    messages.push(Message { role: Role::User, content: text.to_string() });
-    template.render(&if args.system.system_in_user { fold_system(&messages) } else { messages }, &texts.tokenizer)
 }
 
 /// Generates, and streams the text as the flags want it.

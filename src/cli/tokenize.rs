@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::args::Talk;
 use super::input::{Form, InputArgs};
-use super::load;
+use super::models;
 use super::terminal::Terminal;
 use super::{Ended, Usage};
 use crate::gguf::Gguf;
@@ -45,7 +45,9 @@ pub fn tokenize(args: &TokenizeArgs, terminal: &mut Terminal) -> anyhow::Result<
     let Some(text) = args.input.read(Form::Exact, args.escape, terminal)? else {
         return Err(Usage("nothing to read: give text with -p, -f or standard input".to_string()).into());
     };
-    let tokenizer = Tokenizer::from_gguf(&Gguf::open(&load::find_model(args.model.as_deref())?)?)?;
+    let found = models::find(args.model.as_deref())?;
+    let gguf = Gguf::open(&found.path).map_err(anyhow::Error::from);
+    let tokenizer = found.explain(gguf.and_then(|gguf| Tokenizer::from_gguf(&gguf)))?;
     for sentence in tokenizer.warnings() {
         terminal.warn(sentence);
     }

@@ -14,15 +14,15 @@ use anyhow::bail;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
+use super::Ended;
 use super::args::{DEFAULT_BATCH, KvTypeName, Talk};
 use super::device::DeviceArgs;
 use super::machine::size;
 use super::terminal::Terminal;
-use super::{Ended, load};
 use question::{Device, MOST_CONTEXT, Question};
 use shapes::{Shape, Weights};
 
-pub use room::{Room, room};
+pub use room::{Fit, Room, fit, room};
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {
