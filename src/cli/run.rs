@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SystemArgs, Talk};
 use super::constraint::ConstraintArgs;
+use super::display::{AnswerView, DisplayArgs};
 use super::input::{Form, InputArgs};
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
@@ -62,6 +63,8 @@ pub struct RunArgs {
     pub constraint: ConstraintArgs,
     #[command(flatten)]
     pub session: SessionArgs,
+    #[command(flatten)]
+    pub display: DisplayArgs,
 
     /// Print one JSON object
     ///
@@ -264,9 +267,9 @@ fn answer(
     let request = Request { prompt: &prompt.ids, max_tokens, stop: &stops, logprobs: args.logprobs };
     let mut notices = Notices::new(loaded.engine.context_tokens());
     let mut progress = Some(terminal.progress_tokens("reading the prompt", prompt.ids.len()));
-    let (mut written, mut shown) = (Ok(()), false);
     let tokenizer = &loaded.texts.tokenizer;
-    let mut chosen = None;
+    let mut view = AnswerView::new(args.display, &prompt.text, terminal);
+    let (mut written, mut chosen) = (Ok(()), None);
     let mut on_event = |event: Event| {
         match event {
             Event::Prefill { done, .. } => {
@@ -282,17 +285,17 @@ fn answer(
                         line["logprobs"] = chosen;
                     }
                     written = terminal.write_line(&line.to_string());
-                } else if args.is_text() && !text.is_empty() {
-                    shown = true;
-                    written = terminal.write_text(text);
+                } else if args.is_text() {
+                    written = view.write(text, terminal);
                 }
             }
-            Event::Notice(notice) => notices.tell(notice, shown, terminal),
+            Event::Notice(notice) => notices.tell(notice, view.is_shown(), terminal),
         }
         if written.is_err() || interrupts.pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let completion = generation::generate(&mut loaded.engine, sequence, tokenizer, sampler, &request, &mut on_event);
-    written?;
+    let shown = view.is_shown();
+    written.and_then(|()| view.end(terminal))?;
     if completion.is_err() && shown {
         terminal.write_text("\n")?;
     }
