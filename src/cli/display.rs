@@ -8,11 +8,15 @@ use super::thinking::{Part, ThinkingFilter};
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub struct DisplayArgs {
-    /// On a terminal, let lines end within words; without this flag words stay whole, except in fenced code
+    /// Let lines end within words on a terminal
+    ///
+    /// Without this flag words stay whole, except in fenced code.
     #[arg(long, visible_alias = "nowordwrap")]
     pub no_wrap: bool,
 
-    /// Leave out what a model thinks before it answers (<think>...</think>), which else is dimmed on a terminal
+    /// Leave out what a model thinks before it answers
+    ///
+    /// <think>...</think> and the like, which else is dimmed on a terminal.
     #[arg(long, visible_alias = "hidethinking")]
     pub hide_thinking: bool,
 }

@@ -142,7 +142,7 @@ impl Chat {
 
     pub fn wait_for_answer(&mut self) -> String {
         // The editor repeats the prompt at will, the figures after an answer come once.
-        let answer = self.wait_for(Regex(r"context \d+ of \d+\]"));
+        let answer = self.wait_for(Regex(r"context [^\]]*\d\]"));
         self.wait_for(">>> ");
         answer
     }

@@ -11,6 +11,7 @@ use crate::cli::load::Texts;
 use crate::cli::notices::Notices;
 use crate::cli::signals;
 use crate::cli::terminal::{Interrupts, Terminal};
+use crate::constraint::Constraint;
 use crate::generation::{self, Completion, Event, FinishReason, Request};
 use crate::template::{self, Message, Prompt, Role};
 use crate::tokenizer::{Special, TokenId};
@@ -49,6 +50,11 @@ impl Session {
                 terminal.status(&format!("[stopped after -n {}]", counted(completion.ids.len(), "token")));
             }
             FinishReason::Length | FinishReason::Stop => {}
+        }
+        let is_stopped = completion.finish_reason == FinishReason::Interrupted;
+        let is_met = self.sampler.constraint.as_mut().is_none_or(Constraint::is_satisfied);
+        if let Some(format) = self.format.as_ref().filter(|_| !is_met && !is_stopped) {
+            terminal.warn(&format.cut_off());
         }
         if self.switches.figures {
             terminal.status(&format!(
@@ -112,7 +118,7 @@ impl Session {
         let stop = self.settings.generation.stops();
         let room = self.loaded.engine.context_tokens().saturating_sub(prompt.ids.len());
         let max_tokens = self.settings.generation.max_tokens_within(room);
-        let request = Request { prompt: &prompt.ids, max_tokens, stop: &stop };
+        let request = Request { prompt: &prompt.ids, max_tokens, stop: &stop, logprobs: None };
         let mut notices = Notices::new(self.loaded.engine.context_tokens());
         let display = DisplayArgs { no_wrap: !self.switches.wrap, hide_thinking: !self.switches.thoughts };
         let mut view = AnswerView::new(display, &prompt.text, terminal);
@@ -128,6 +134,7 @@ impl Session {
                     progress = None;
                     shown = std::mem::replace(&mut shown, Ok(())).and_then(|()| view.write(text, terminal));
                 }
+                Event::Chosen(_) => {}
                 Event::Notice(notice) => notices.tell(notice, view.is_shown(), terminal),
             }
             let stopped = shown.is_err() || interrupts.as_ref().is_some_and(Interrupts::pending);

@@ -7,7 +7,7 @@ use rustyline::validate::Validator;
 use rustyline::{Context, Helper};
 
 use super::commands::{self, Argument};
-use crate::cli::load;
+use crate::cli::models;
 
 pub struct CommandCompleter {
     files: FilenameCompleter,
@@ -36,7 +36,7 @@ impl CommandCompleter {
             Argument::Unknown => Some(Vec::new()),
             Argument::Words(words) => Some(words()),
             Argument::Branch => Some(self.branches.clone()),
-            Argument::Model => Some(load::model_names()),
+            Argument::Model => Some(models::names()),
         }
     }
 }
@@ -87,8 +87,11 @@ mod tests {
 
     #[test]
     fn arguments_complete_by_their_kind() {
-        assert_eq!(completed("/set top"), ["/set top_k", "/set top_p"]);
-        assert_eq!(completed("/set parameter top"), ["/set parameter top_k", "/set parameter top_p"]);
+        assert_eq!(completed("/set top"), ["/set top_k", "/set top_p", "/set top_n_sigma"]);
+        assert_eq!(
+            completed("/set parameter top"),
+            ["/set parameter top_k", "/set parameter top_p", "/set parameter top_n_sigma"]
+        );
         assert_eq!(completed("/set nowo"), ["/set nowordwrap"]);
         assert_eq!(completed("/show m"), ["/show messages"]);
         assert_eq!(completed("/switch o"), ["/switch other"]);

@@ -65,7 +65,7 @@ impl Session {
             let stopped = interrupts.as_ref().is_some_and(Interrupts::pending);
             if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let request = Request { prompt: &prompt, max_tokens: Some(0), stop: &[] };
+        let request = Request { prompt: &prompt, max_tokens: Some(0), stop: &[], logprobs: None };
         let read = generation::generate(
             &mut self.loaded.engine,
             self.sequence,

@@ -8,6 +8,7 @@ mod conversation;
 mod documents;
 mod editor;
 mod external;
+mod format;
 mod input;
 mod kv;
 mod paths;
@@ -26,8 +27,10 @@ use self::answer::OutputLost;
 use self::commands::Flow;
 use self::input::{Input, Reader};
 use self::session::Session;
-use super::args::{CacheArgs, GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
+use super::args::{CacheArgs, GenerationArgs, ModelArgs, SystemArgs, Talk};
+use super::constraint::ConstraintArgs;
 use super::display::DisplayArgs;
+use super::sampling::SamplingArgs;
 use super::session::SessionArgs;
 use super::signals;
 use super::terminal::Terminal;
@@ -42,16 +45,22 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub system: SystemArgs,
 
-    /// Read this text first: it stands before your first message, and is computed at once (may be given several times)
+    /// Read this text first (may be given several times)
+    ///
+    /// It stands before your first message, and is computed at once.
     #[arg(short, long = "file", value_name = "FILE", help_heading = "Prompt")]
     pub files: Vec<PathBuf>,
 
-    /// Refuse text that is not UTF-8 instead of replacing what is wrong by U+FFFD
+    /// Refuse text that is not UTF-8
+    ///
+    /// Without it what is wrong becomes U+FFFD.
     #[arg(long, help_heading = "Prompt")]
     pub strict_utf8: bool,
 
-    /// Neither read nor write the history of messages in $XDG_STATE_HOME/sayfa/history or
-    /// ~/.local/state/sayfa/history; without this flag each message you type is kept there, for you alone
+    /// Leave the history of messages alone
+    ///
+    /// Without this flag each message you type is kept, for you alone, in $XDG_STATE_HOME/sayfa/history or
+    /// ~/.local/state/sayfa/history.
     #[arg(long, help_heading = "Prompt")]
     pub no_history: bool,
 
@@ -59,6 +68,8 @@ pub struct ChatArgs {
     pub generation: GenerationArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub constraint: ConstraintArgs,
     #[command(flatten)]
     pub session: SessionArgs,
     #[command(flatten)]
@@ -77,6 +88,8 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     if args.files.iter().any(|file| file.as_os_str() == "-") {
         return Err(Usage("-f -: standard input is for the messages of the chat".to_string()).into());
     }
+    args.sampling.warn_of_idle(terminal);
+    let format = args.constraint.read()?;
     if terminal.stdin_is_terminal() {
         signals::keep_terminal();
     }
@@ -84,7 +97,7 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
-    let mut session = Session::new(loaded, args)?;
+    let mut session = Session::new(loaded, format, args)?;
     session.resume(args, terminal)?;
     terminal.info(&format!(
         "{} on {}. /? for help, Ctrl-D leaves.",

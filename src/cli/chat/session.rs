@@ -8,9 +8,11 @@ use super::ChatArgs;
 use super::answer::render;
 use super::branches::{self, Branch};
 use super::conversation::Conversation;
+use super::format;
 use super::saved::Saving;
 use super::settings::Settings;
 use crate::cli::args::{CacheArgs, ModelArgs};
+use crate::cli::constraint::Asked;
 use crate::cli::load::{self, Loaded};
 use crate::cli::terminal::{Interrupts, Terminal};
 use crate::engine::{OnFull, SequenceId};
@@ -20,6 +22,8 @@ use crate::template::{Message, Role};
 
 pub struct Session {
     pub loaded: Loaded,
+    /// What answers have to follow.
+    pub(super) format: Option<Asked>,
     pub settings: Settings,
     pub sampler: Sampler,
     pub conversation: Conversation,
@@ -50,12 +54,14 @@ pub struct Switches {
 }
 
 impl Session {
-    pub fn new(mut loaded: Loaded, args: &ChatArgs) -> anyhow::Result<Session> {
+    pub fn new(mut loaded: Loaded, format: Option<Asked>, args: &ChatArgs) -> anyhow::Result<Session> {
         let saving = Saving::new(args, &loaded);
         let on_full = args.cache.on_full(loaded.engine.context_tokens())?;
         let settings = Settings { generation: args.generation.clone(), sampling: args.sampling.clone() };
+        let params = settings.sampling.params(&loaded.texts.tokenizer)?;
         let mut session = Session {
-            sampler: Sampler::new(settings.sampling.params(&loaded.texts.tokenizer)),
+            sampler: format::sampler(params, format.as_ref(), &loaded.texts)?,
+            format,
             sequence: loaded.engine.new_sequence(),
             loaded,
             settings,
@@ -143,11 +149,16 @@ impl Session {
         Ok(())
     }
 
-    /// Changes one parameter; the next answer is drawn with it.
-    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<()> {
-        self.settings.set(name, value)?;
-        self.sampler = Sampler::new(self.settings.sampling.params(&self.loaded.texts.tokenizer));
-        Ok(())
+    /// Changes one parameter; the next answer is drawn with it. Gives a sentence for each that changes nothing now.
+    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<Vec<String>> {
+        let mut settings = self.settings.clone();
+        settings.set(name, value)?;
+        let mut sampler = Sampler::new(settings.sampling.params(&self.loaded.texts.tokenizer)?);
+        sampler.constraint = self.sampler.constraint.take();
+        self.sampler = sampler;
+        let before = self.settings.sampling.idle();
+        self.settings = settings;
+        Ok(self.settings.sampling.idle().into_iter().filter(|idle| !before.contains(idle)).collect())
     }
 
     /// Tokens of the context in use.
@@ -171,6 +182,8 @@ impl Session {
              shorter",
             loaded.name
         );
+        let params = self.settings.sampling.params(&loaded.texts.tokenizer)?;
+        let sampler = format::sampler(params, self.format.as_ref(), &loaded.texts)?;
         ensure!(!interrupts.pending(), "stopped: the model stays {}", self.loaded.name);
 
         self.sequence = loaded.engine.new_sequence();
@@ -179,7 +192,7 @@ impl Session {
             branch.sequence = loaded.engine.new_sequence();
             branch.conversation.spoken.clear();
         }
-        self.sampler = Sampler::new(self.settings.sampling.params(&loaded.texts.tokenizer));
+        self.sampler = sampler;
         self.saving.set_model(&model, &loaded);
         (self.last, self.on_full, self.model, self.loaded) = (None, on_full, model, loaded);
         Ok(())

@@ -37,7 +37,8 @@ const SWITCHES: &[Switch] = &[
     },
 ];
 
-pub const HELP: &str = "verbose or quiet, wordwrap or nowordwrap, think or nothink, history or nohistory";
+pub const HELP: &str =
+    "verbose or quiet, wordwrap or nowordwrap, think or nothink, history or nohistory, format or noformat";
 
 pub fn switches() -> impl Iterator<Item = &'static str> {
     SWITCHES.iter().flat_map(|switch| [switch.on.0, switch.off.0])
@@ -45,7 +46,12 @@ pub fn switches() -> impl Iterator<Item = &'static str> {
 
 /// What may follow `/set`.
 pub fn words() -> Vec<String> {
-    settings::names().into_iter().chain(switches()).chain(["system", "parameter"]).map(str::to_string).collect()
+    settings::names()
+        .into_iter()
+        .chain(switches())
+        .chain(["system", "format", "noformat", "parameter"])
+        .map(str::to_string)
+        .collect()
 }
 
 /// `/set NAME VALUE`; ollama's `/set parameter NAME VALUE` and `/set system TEXT` too.
@@ -59,11 +65,26 @@ pub fn set(session: &mut Session, rest: &str, terminal: &mut Terminal) -> anyhow
     }
     match name {
         "system" => return system(session, value, terminal),
+        "format" => {
+            ensure!(
+                !value.is_empty(),
+                "/set format needs json, a JSON schema or the file of one; /set noformat ends it"
+            );
+            session.set_format(Some(value))?;
+            terminal.info("Answers follow this format");
+            return Ok(Flow::Stay);
+        }
+        "noformat" => {
+            ensure!(value.is_empty(), "/set noformat takes no value");
+            session.set_format(None)?;
+            terminal.info("Answers are free text");
+            return Ok(Flow::Stay);
+        }
         "parameter" => return set(session, value, terminal),
         "" => bail!("/set needs one of {}", words().join(", ")),
         _ => {}
     }
-    session.set(name, value)?;
+    session.set(name, value)?.iter().for_each(|idle| terminal.warn(idle));
     terminal.info(&format!("Set parameter '{name}' to '{value}'"));
     Ok(Flow::Stay)
 }
