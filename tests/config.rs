@@ -91,7 +91,9 @@ fn tests_do_not_read_the_configuration_of_their_user() {
 #[test]
 fn defaults_and_presets_change_what_a_command_does() {
     let model = micro();
-    let config = format!("model = '{model}'\nraw = true\nseed = 7\njson = true\n[run]\npredict = 3\n[presets.long]\npredict = 5\n");
+    let config = format!(
+        "model = '{model}'\nraw = true\nseed = 7\njson = true\n[run]\npredict = 3\n[presets.long]\npredict = 5\n"
+    );
     let home = Home::new(&config);
     let answer = |args: &[&str]| -> Value {
         let args = [&["run", "-p", "the rain", "--ignore-eos", "--no-stdin"], args].concat();
