@@ -64,8 +64,9 @@ pub struct Usage(pub String);
     name = "sayfa",
     version,
     max_term_width = 100,
+    override_usage = "sayfa [COMMAND] [OPTIONS]",
     after_help = "Examples:\n  \
-                    sayfa                                   a chat with the default model\n  \
+                    sayfa                                  a chat with the default model\n  \
                     sayfa -p \"Name three rivers.\"          one answer\n  \
                     git diff | sayfa -p \"Summarize this.\"  text from a pipe comes before -p\n\n\
                   Without a command: `run` if -p, -f or piped text gives a prompt, else `chat`.\n\
@@ -97,6 +98,7 @@ pub enum Command {
     /// Measure speed
     Bench(bench::BenchArgs),
     /// Show what the flags and the configuration file come to
+    #[command(override_usage = "sayfa config [OPTIONS] [COMMAND [FLAGS OF COMMAND]]")]
     Config(config::ConfigCommand),
     /// Print what a shell needs to complete commands and flags
     Completions(completions::CompletionsArgs),
