@@ -7,13 +7,13 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SamplingArgs, SystemArgs, Talk};
-use super::input::{Form, InputArgs};
+use super::input::InputArgs;
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
-use super::prompt::build_prompt;
+use super::prompt::{self, GapArgs};
 use super::session::{self, SessionArgs};
 use super::terminal::{Interrupts, Terminal};
-use super::{Ended, Usage, counted};
+use super::{Ended, counted};
 use crate::engine::SequenceId;
 use crate::generation::{self, Completion, Event, FinishReason, Request};
 use crate::sampler::{Params, Sampler};
@@ -31,8 +31,11 @@ pub struct RunArgs {
     pub system: SystemArgs,
 
     /// Give the text to the model as it is: no chat template, and names of control tokens in it are control tokens
-    #[arg(long, help_heading = "Prompt", conflicts_with_all = ["system", "system_in_user"])]
+    #[arg(long, help_heading = "Prompt", conflicts_with_all = ["system", "system_file", "system_in_user", "chat_template"])]
     pub raw: bool,
+
+    #[command(flatten)]
+    pub gap: GapArgs,
 
     /// Print the prompt's tokens as JSON {text, ids, pieces} instead of answering
     #[arg(long, help_heading = "Prompt")]
@@ -65,13 +68,10 @@ pub struct RunArgs {
 }
 
 pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
-    let text = args.input.read(Form::Prompt, args.generation.escape, terminal)?.unwrap_or_default();
-    if text.is_empty() {
-        return Err(Usage("nothing to read: give a prompt with -p, -f or standard input".to_string()).into());
-    }
+    let asked = prompt::read(args, terminal)?;
     if args.dump_prompt {
-        let texts = Texts::open(args.model.model.as_deref())?;
-        let prompt = build_prompt(args, &text, &texts, terminal)?;
+        let texts = Texts::open(args.model.model.as_deref(), args.system.chat_template.as_deref())?;
+        let prompt = prompt::build_prompt(args, &asked, &texts, terminal)?;
         let pieces: Vec<&str> = prompt.ids.iter().map(|&id| texts.tokenizer.piece(id)).collect();
         terminal.write_line(&json!({"text": prompt.text, "ids": prompt.ids, "pieces": pieces}).to_string())?;
         return Ok(Ended::Done);
@@ -79,8 +79,9 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     args.session.check_place()?;
     // The prompt stays in a sequence of its own while an answer is drawn in a fork.
     let sequences = if args.n > 1 { 2 } else { 1 };
-    let mut loaded = load::load_with(&args.model, &args.cache, sequences, terminal)?;
-    let prompt = build_prompt(args, &text, &loaded.texts, terminal)?;
+    let template = args.system.chat_template.as_deref();
+    let mut loaded = load::load_for_text(&args.model, &args.cache, sequences, template, terminal)?;
+    let prompt = prompt::build_prompt(args, &asked, &loaded.texts, terminal)?;
     let (asked, context_tokens) = (prompt.ids.len(), loaded.engine.context_tokens());
     loaded.engine.set_on_full(args.cache.on_full_after(asked, context_tokens)?);
     let needed = if loaded.engine.evictable_tokens().is_none() { asked + 1 } else { asked };

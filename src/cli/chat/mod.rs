@@ -54,7 +54,8 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     if terminal.stdin_is_terminal() {
         signals::keep_terminal();
     }
-    let loaded = super::load::load_with(&args.model, &args.cache, 1, terminal)?;
+    let template = args.system.chat_template.as_deref();
+    let loaded = super::load::load_for_text(&args.model, &args.cache, 1, template, terminal)?;
     if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
