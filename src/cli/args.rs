@@ -19,67 +19,88 @@ pub const DEFAULT_BATCH: usize = 256;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// GGUF file, or a name looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models
+    /// GGUF file, or the name of one
+    ///
+    /// A name is looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models.
+    ///
     /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of these folders]
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
 
-    /// Threads, at most as many as there are processors; 0: one for each physical core
+    /// Threads; 0: one for each physical core
+    ///
+    /// At most as many as there are processors.
     #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=4096), allow_negative_numbers = true)]
     pub threads: usize,
 
     /// Context in tokens; 0: as many as the model was trained for
-    /// [default: that, or less if this machine has no room for it]
+    ///
+    /// Refused if this machine has no room for it; --force insists.
+    ///
+    /// [default: as many as the model was trained for, or less if there is no room for them]
     #[arg(short, long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31), allow_negative_numbers = true)]
     pub ctx_size: Option<usize>,
 
     // Each step unpacks all weights once: 256 tokens share that. Steps are shorter where the machine is slow.
-    /// Most prompt tokens computed in one step; changes no result on the CPU
+    /// Most prompt tokens computed in one step
+    ///
+    /// Changes no result on the CPU.
     #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
     pub batch_size: usize,
 
     /// How keys and values are kept in the KV cache
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvTypeName::F16)]
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvTypeName::F16, help_heading = "KV cache")]
     pub kv_type: KvTypeName,
 
-    /// The same for keys alone
-    #[arg(long, value_name = "TYPE", value_enum)]
+    /// The same for keys alone [default: that of --kv-type]
+    #[arg(long, value_name = "TYPE", value_enum, help_heading = "KV cache")]
     pub kv_type_k: Option<KvTypeName>,
 
-    /// The same for values alone
-    #[arg(long, value_name = "TYPE", value_enum)]
+    /// The same for values alone [default: that of --kv-type]
+    #[arg(long, value_name = "TYPE", value_enum, help_heading = "KV cache")]
     pub kv_type_v: Option<KvTypeName>,
 
     /// Load although the context does not fit into memory
     #[arg(long)]
     pub force: bool,
 
-    /// Keep the weights in memory, so that the system never drops or swaps them
+    /// Keep the weights in memory
+    ///
+    /// The system never drops or swaps them then; `ulimit -l` must allow it.
     #[arg(long)]
     pub mlock: bool,
 
-    /// Read the file into memory instead of mapping it: for slow network disks, or a file that may change meanwhile
+    /// Read the file into memory instead of mapping it
+    ///
+    /// For slow network disks, or a file that may change meanwhile.
     #[arg(long)]
     pub no_mmap: bool,
 
-    /// CPU instructions to use [default: $SAYFA_SIMD, else the best this CPU has]
+    /// CPU instructions to use
+    ///
+    /// All of them give the same results.
+    ///
+    /// [default: $SAYFA_SIMD, else the best this CPU has]
     #[arg(long, value_name = "SET", value_enum)]
     pub simd: Option<SimdName>,
 
-    /// Bits in which the inputs of quantized matrices are kept: 16 comes close to exact arithmetic and reads prompts at
-    /// about two thirds of the speed
+    /// Bits of the inputs of quantized matrices
+    ///
+    /// 16 comes close to exact arithmetic and reads prompts at about two thirds of the speed.
     #[arg(long, value_name = "BITS", value_enum, default_value_t = ActivationBits::Eight)]
     pub activations: ActivationBits,
 
-    /// Base of the rotary position frequencies [default: from the model]
+    /// Base of the rotary frequencies [default: from the model]
     #[arg(long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
     pub rope_freq_base: Option<f32>,
 
-    /// Factor of the rotary position frequencies [default: from the model]
+    /// Factor of the rotary frequencies [default: from the model]
     #[arg(long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
     pub rope_freq_scale: Option<f32>,
 
-    /// How positions beyond the trained ones are scaled [default: from the model]
+    /// How positions are scaled [default: from the model]
+    ///
+    /// For contexts beyond the trained length.
     #[arg(long, value_name = "KIND", value_enum)]
     pub rope_scaling: Option<RopeScalingName>,
 
@@ -115,16 +136,23 @@ impl ModelArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct CacheArgs {
-    /// Most tokens kept for reuse when nothing holds them any more [default: as many as the context]
+    /// Most tokens kept for reuse [default: as many as the context]
+    ///
+    /// Of text that no conversation holds any more.
     #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31), allow_negative_numbers = true)]
     pub cache_tokens: Option<usize>,
 
-    /// When the context is full: end the answer, or forget the oldest tokens and go on
+    /// What to do when the context is full
+    ///
+    /// `stop` ends the answer, `evict` forgets the oldest tokens and goes on.
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnFullName::Stop)]
     pub on_full: OnFullName,
 
-    /// With `--on-full evict`: so many of the first tokens are never forgotten (rounded up to blocks of 16); -1: the
-    /// whole first prompt [default: 16, as models lean on their first tokens]
+    /// First tokens that `--on-full evict` never forgets
+    ///
+    /// Rounded up to blocks of 16; -1: the whole first prompt.
+    ///
+    /// [default: 16, as models lean on their first tokens]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(-1..=1 << 31), allow_negative_numbers = true)]
     pub keep: Option<i64>,
 }
@@ -164,11 +192,15 @@ impl CacheArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct SystemArgs {
-    /// System message; "" asks for an empty one, where a model's template would add its own
+    /// System message
+    ///
+    /// "" asks for an empty one, where a model's template would add its own.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
-    /// Put the system message into the first user message, for templates without a system role
+    /// Put the system message into the first user message
+    ///
+    /// For templates without a system role.
     #[arg(long)]
     pub system_in_user: bool,
 }
@@ -176,11 +208,15 @@ pub struct SystemArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Generation")]
 pub struct GenerationArgs {
-    /// Most tokens of an answer; -1: until its end, -2: until the context is full
+    /// Most tokens of an answer; -1: no limit
+    ///
+    /// -1: until the model ends it; -2: until the context is full.
     #[arg(short = 'n', long, value_name = "N", default_value_t = -1, value_parser = clap::value_parser!(i64).range(-2..=1 << 31), allow_negative_numbers = true)]
     pub predict: i64,
 
-    /// End the answer before this text (may be given several times)
+    /// End the answer before this text
+    ///
+    /// May be given several times.
     #[arg(short = 'r', long = "stop", visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
 
@@ -209,11 +245,15 @@ impl GenerationArgs {
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Messages")]
 pub struct Talk {
-    /// No progress and no notes; warnings and errors stay
+    /// No progress and no notes
+    ///
+    /// Warnings and errors stay.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
 
-    /// Notes also where standard error is no terminal
+    /// All notes
+    ///
+    /// Also where standard error is no terminal.
     #[arg(short, long)]
     pub verbose: bool,
 }

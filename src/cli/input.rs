@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -13,19 +13,27 @@ use super::terminal::Terminal;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct InputArgs {
-    /// Text, after standard input and -f; \n stays two characters unless -e is given
+    /// Text, after standard input and -f
+    ///
+    /// `\n` stays two characters unless -e is given.
     #[arg(short, long, value_name = "TEXT")]
     pub prompt: Option<OsString>,
 
-    /// Read text from this file, after standard input (may be given several times; `-`: standard input)
+    /// Read text from this file, after standard input
+    ///
+    /// May be given several times; `-`: standard input.
     #[arg(short, long = "file", value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// Leave standard input alone, also where it is no terminal
+    /// Leave standard input alone
+    ///
+    /// Also where it is no terminal.
     #[arg(long)]
     pub no_stdin: bool,
 
-    /// Refuse text that is not UTF-8 instead of replacing what is wrong by U+FFFD
+    /// Refuse text that is not UTF-8
+    ///
+    /// Without it what is wrong becomes U+FFFD.
     #[arg(long)]
     pub strict_utf8: bool,
 }
@@ -95,6 +103,14 @@ pub const MOST_BYTES: u64 = 256 << 20;
 
 fn read_stdin() -> anyhow::Result<Vec<u8>> {
     read_bounded(std::io::stdin(), "standard input")
+}
+
+/// The whole of a small text file that a flag names.
+pub fn read_text(flag: &str, file: &Path) -> anyhow::Result<String> {
+    let name = format!("{flag} {}", file.display());
+    let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
+    let text = String::from_utf8(read_bounded(opened, &name)?);
+    text.map_err(|error| anyhow::anyhow!("{name}: not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
 }
 
 /// A device or a program that never stops writing must not fill the memory.

@@ -8,8 +8,9 @@ use serde_json::{Map, Value as Json, json};
 
 use super::Ended;
 use super::args::Talk;
-use super::load::{self, shortened};
+use super::load::shortened;
 use super::machine::mib;
+use super::models::{self, Found};
 use super::terminal::Terminal;
 use crate::gguf::{Array, Gguf, Value};
 use crate::kv::layout::KvType;
@@ -20,15 +21,17 @@ const FIRST_ELEMENTS: usize = 8;
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// GGUF file or name, as for the other commands
+    /// GGUF file, or the name of one
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     model: Option<PathBuf>,
 
     /// The same without -m
-    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    #[arg(value_name = "MODEL", conflicts_with = "model", help_heading = "Model")]
     file: Option<PathBuf>,
 
-    /// Print one JSON object {metadata, tensors, kv_bytes_per_token}
+    /// Print one JSON object
+    ///
+    /// {metadata, tensors, kv_bytes_per_token}
     #[arg(long, help_heading = "Output")]
     json: bool,
 
@@ -41,12 +44,13 @@ pub struct InspectArgs {
 }
 
 pub fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
-    let gguf = Gguf::open(&load::find_model(args.model.as_deref().or(args.file.as_deref()))?)?;
+    let found = models::find(args.model.as_deref().or(args.file.as_deref()))?;
+    let gguf = found.explain(Gguf::open(&found.path).map_err(anyhow::Error::from))?;
     if args.json {
         terminal.write_line(&to_json(&gguf, args.full).to_string())?;
         return Ok(Ended::Done);
     }
-    for line in summary(&gguf) {
+    for line in summary(&found, &gguf) {
         terminal.write_line(&line)?;
     }
     terminal.write_line("\nmetadata")?;
@@ -63,10 +67,10 @@ pub fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> anyhow::Result<En
     Ok(Ended::Done)
 }
 
-fn summary(gguf: &Gguf) -> Vec<String> {
-    let file_name = gguf.path().file_name().unwrap_or(gguf.path().as_os_str()).to_string_lossy().into_owned();
+fn summary(found: &Found, gguf: &Gguf) -> Vec<String> {
     let head = format!(
-        "{file_name}: GGUF version {}, {}, {} tensors, {} keys",
+        "{}: GGUF version {}, {}, {} tensors, {} keys",
+        found.name,
         gguf.version(),
         mib(gguf.file_bytes()),
         gguf.tensors().len(),

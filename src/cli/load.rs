@@ -1,14 +1,14 @@
-//! From -m to an engine that can answer: find the file, map it, check it, plan a context that fits.
+//! From -m to an engine that can answer: map the file, check it, plan a context that fits.
 
-use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 
 use super::args::{CacheArgs, ModelArgs};
 use super::machine::{self, mib};
+use super::models::{self, Found};
 use super::open::{Made, Parts};
 use super::plan::Room;
 use super::terminal::Terminal;
@@ -22,10 +22,8 @@ use crate::model::{Config, Model};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
-pub const DEFAULT_MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-
 pub struct Loaded {
-    /// The file's name, for people.
+    /// The file's name or ollama's, for people.
     pub name: String,
     pub texts: Texts,
     pub config: Config,
@@ -56,23 +54,25 @@ impl Loaded {
 /// What turns text into token ids and back.
 pub struct Texts {
     pub path: PathBuf,
+    /// The file, as sentences should call it.
+    pub shown: String,
     pub tokenizer: Tokenizer,
     /// `None`: plain completion.
     pub template: Option<ChatTemplate>,
 }
 
 impl Texts {
-    fn new(path: PathBuf, gguf: &Gguf) -> anyhow::Result<Texts> {
+    fn new(found: &Found, gguf: &Gguf) -> anyhow::Result<Texts> {
         let tokenizer = Tokenizer::from_gguf(gguf)?;
         let template = ChatTemplate::from_gguf(gguf, &tokenizer)?;
-        Ok(Texts { path, tokenizer, template })
+        Ok(Texts { path: found.path.clone(), shown: found.shown().to_string(), tokenizer, template })
     }
 
     /// Without the weights.
     pub fn open(model: Option<&Path>) -> anyhow::Result<Texts> {
-        let path = find_model(model)?;
-        let gguf = Gguf::open(&path)?;
-        Texts::new(path, &gguf)
+        let found = models::find(model)?;
+        let gguf = Gguf::open(&found.path).map_err(anyhow::Error::from);
+        found.explain(gguf.and_then(|gguf| Texts::new(&found, &gguf)))
     }
 }
 
@@ -84,10 +84,10 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
 /// The same for so many sequences at once, and with a word on the cache.
 pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal: &Terminal) -> anyhow::Result<Loaded> {
     let start = Instant::now();
-    let path = find_model(args.model.as_deref())?;
+    let found = models::find(args.model.as_deref())?;
     let options = backend_options(args)?;
-    let gguf = weights::open(&path, args, terminal)?;
-    let model = Arc::new(Model::from_gguf(&gguf, &args.rope_overrides())?);
+    let gguf = found.explain(weights::open(&found.path, args, terminal))?;
+    let model = Arc::new(found.explain(Model::from_gguf(&gguf, &args.rope_overrides()))?);
     let parts = Parts { model: &model, gguf: &gguf, args, options: &options, sequences, terminal };
     let room = parts.room()?;
     let engine_options = |room: &Room| {
@@ -97,26 +97,26 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
     };
     // The vocabulary needs a core for a while, the weights the disk, a GPU's copy of them its bus: all at once.
     let (texts, Made { engine, engine_options, gpu }) = std::thread::scope(|scope| {
-        let texts = scope.spawn(|| Texts::new(path, &gguf));
+        let texts = scope.spawn(|| found.explain(Texts::new(&found, &gguf)));
         let made = scope.spawn(|| parts.engine(&room, &engine_options));
         let settled = weights::settle(&gguf, args, terminal);
         let made = made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let texts = texts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         settled.and(texts).and_then(|texts| Ok((texts, made?)))
     })?;
-    terminal.detail(&format!("{}: {}", texts.path.display(), engine.info().device));
+    terminal.detail(&format!("{}: {}", found.path.display(), engine.info().device));
+    found.note.iter().for_each(|note| terminal.detail(note));
     if texts.tokenizer.vocab() > model.config.vocab {
         bail!(
             "{}: the vocabulary has {} tokens, but token_embd.weight has {} rows: the file is damaged",
-            texts.path.display(),
+            texts.shown,
             texts.tokenizer.vocab(),
             model.config.vocab
         );
     }
     warn(room.host_weights_bytes, &model, &texts, args, terminal);
-    let name = texts.path.file_name().unwrap_or(texts.path.as_os_str()).to_string_lossy().into_owned();
     Ok(Loaded {
-        name,
+        name: found.name,
         texts,
         config: model.config.clone(),
         weights_bytes: engine.info().weight_bytes_per_token,
@@ -145,49 +145,6 @@ pub fn backend_options(args: &ModelArgs) -> anyhow::Result<cpu::Options> {
         batch_logits: cpu::BATCH_LOGITS,
         activations: args.activations.into(),
     })
-}
-
-/// The file of `-m`, of $SAYFA_MODEL, or the default model.
-pub fn find_model(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let folders = model_folders();
-    let from_environment = env::var_os("SAYFA_MODEL").filter(|name| !name.is_empty()).map(PathBuf::from);
-    match (wanted, from_environment) {
-        (Some(name), _) => look_up(name, &folders).with_context(|| not_found("-m", name, &folders)),
-        (None, Some(name)) => look_up(&name, &folders).with_context(|| not_found("$SAYFA_MODEL", &name, &folders)),
-        (None, None) => look_up(Path::new(DEFAULT_MODEL), &folders).with_context(|| {
-            format!(
-                "no model: give one with -m FILE, or get the default one ({DEFAULT_MODEL}) with scripts/get_model.sh"
-            )
-        }),
-    }
-}
-
-fn model_folders() -> Vec<PathBuf> {
-    let own = env::var_os("SAYFA_MODELS").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    let home = env::var_os("HOME").map(|home| Path::new(&home).join(".local/share/sayfa/models"));
-    [own, Some(PathBuf::from("models")), home].into_iter().flatten().collect()
-}
-
-/// A path as it stands, else a name in one of the folders, with or without `.gguf`. A path that cannot be read is the
-/// loader's to explain.
-fn look_up(name: &Path, folders: &[PathBuf]) -> Option<PathBuf> {
-    if name.symlink_metadata().is_ok() {
-        return Some(name.to_path_buf());
-    }
-    let mut with_ending = name.as_os_str().to_os_string();
-    with_ending.push(".gguf");
-    let mut candidates = folders.iter().flat_map(|folder| [folder.join(name), folder.join(&with_ending)]);
-    candidates.find(|path| path.exists())
-}
-
-fn not_found(flag: &str, name: &Path, folders: &[PathBuf]) -> String {
-    let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-    format!(
-        "{flag} {}: no such file, and no such name in {} ($SAYFA_MODELS names another folder, scripts/get_model.sh gets \
-         the default model)",
-        name.display(),
-        folders.join(", ")
-    )
 }
 
 fn warn(host_weights_bytes: u64, model: &Model, texts: &Texts, args: &ModelArgs, terminal: &Terminal) {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::args::Talk;
 use super::input::{Form, InputArgs};
-use super::load;
+use super::models;
 use super::terminal::Terminal;
 use super::{Ended, Usage};
 use crate::gguf::Gguf;
@@ -15,7 +15,7 @@ use crate::tokenizer::{Special, Tokenizer};
 
 #[derive(Debug, Args)]
 pub struct TokenizeArgs {
-    /// GGUF file or name, as for the other commands; a vocabulary is enough
+    /// GGUF file, or the name of one; a vocabulary is enough
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     model: Option<PathBuf>,
 
@@ -26,7 +26,9 @@ pub struct TokenizeArgs {
     #[arg(short, long, help_heading = "Prompt")]
     escape: bool,
 
-    /// Read names of control tokens as these tokens, and add the BOS and EOS that the model asks for
+    /// Read names of control tokens as these tokens
+    ///
+    /// And add the BOS and EOS that the model asks for.
     #[arg(long, help_heading = "Prompt")]
     special: bool,
 
@@ -43,7 +45,9 @@ pub fn tokenize(args: &TokenizeArgs, terminal: &mut Terminal) -> anyhow::Result<
     let Some(text) = args.input.read(Form::Exact, args.escape, terminal)? else {
         return Err(Usage("nothing to read: give text with -p, -f or standard input".to_string()).into());
     };
-    let tokenizer = Tokenizer::from_gguf(&Gguf::open(&load::find_model(args.model.as_deref())?)?)?;
+    let found = models::find(args.model.as_deref())?;
+    let gguf = Gguf::open(&found.path).map_err(anyhow::Error::from);
+    let tokenizer = found.explain(gguf.and_then(|gguf| Tokenizer::from_gguf(&gguf)))?;
     for sentence in tokenizer.warnings() {
         terminal.warn(sentence);
     }

@@ -1,6 +1,6 @@
 //! Logits -> the next token: a chain of stages under llama.cpp's names and defaults, with its arithmetic.
 //!
-//! Biases and bans -> penalties -> DRY -> top-n-sigma -> top-k -> typical -> top-p -> min-p -> XTC -> temperature -> draw;
+//! Constraint -> bans and biases -> penalties -> DRY -> top-n-sigma -> top-k -> typical -> top-p -> min-p -> XTC -> temperature -> draw;
 //! `Params::chain` is another order or choice. Mirostat takes the place of all stages but the temperature. Each stage is
 //! a function on a list of candidates and keeps at least one. Exponentials and logarithms come from the `libm` crate and
 //! never from the system, whose last bits differ between machines: the same logits and the same seed give the same token
@@ -18,6 +18,7 @@ mod breakers;
 mod candidates;
 mod chain;
 mod dry;
+mod logprobs;
 mod mirostat;
 mod penalties;
 mod rng;
@@ -32,10 +33,12 @@ use std::hash::{BuildHasher, RandomState};
 pub use breakers::Breakers;
 pub use chain::{Chain, Stage, UnknownStage};
 pub use dry::Dry;
+pub use logprobs::{Logprobs, Rated};
 pub use mirostat::Mirostat;
 pub use temperature::Dynatemp;
 pub use xtc::Xtc;
 
+use crate::constraint::Constraint;
 use crate::tokenizer::TokenId;
 use candidates::{Candidate, weigh};
 use penalties::Window;
@@ -131,6 +134,8 @@ impl Params {
 
 pub struct Sampler {
     params: Params,
+    /// What an answer has to follow. `generate` tells it of the tokens.
+    pub constraint: Option<Constraint>,
     seed: u64,
     rng: Rng,
     biases: HashMap<TokenId, f32>,
@@ -172,6 +177,7 @@ impl Sampler {
             cut: params.mirostat.map_or(0.0, |mirostat| mirostat.first_cut()),
             candidates: Vec::new(),
             weights: Vec::new(),
+            constraint: None,
             params,
         }
     }
@@ -200,7 +206,7 @@ impl Sampler {
 
     /// Whether `sample` gives the likeliest token, whatever came before: then no logits are needed.
     pub fn wants_best(&self) -> bool {
-        self.params.are_greedy()
+        self.params.are_greedy() && self.constraint.is_none()
     }
 
     /// The same as `sample` where the likeliest token is known, and whether all logits were finite.
@@ -208,12 +214,16 @@ impl Sampler {
         if is_finite { Ok(token) } else { Err(NonFinite(String::new())) }
     }
 
-    /// `logits` (vocab) f32 -> a token. Does not `accept` it.
+    /// `logits` (vocab) f32 -> a token, an allowed one where there is a constraint. Does not `accept` it.
     pub fn sample(&mut self, logits: &[f32]) -> Result<TokenId, NonFinite> {
         check_finite(logits)?;
         self.candidates.clear();
         // Adding zero turns -0.0 into 0.0, so that the two are a tie.
         self.candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { id, logit: logit + 0.0 }));
+        if let Some(constraint) = &self.constraint {
+            // Before the bans: a text that is complete may end, whatever is banned.
+            self.candidates.retain(|candidate| constraint.allows(candidate.id));
+        }
         bias::ban(&mut self.candidates, &self.params.banned);
         bias::add(&mut self.candidates, &self.biases);
         if let Some(mirostat) = self.params.mirostat {

@@ -2,10 +2,11 @@
 
 use anyhow::bail;
 
-use super::{PlanArgs, load};
+use super::PlanArgs;
 use crate::backend::cpu::{self, ScratchBytes, Widths};
 use crate::backend::cuda;
 use crate::cli::machine::{self, Memory, size};
+use crate::cli::models;
 use crate::gguf::{Gguf, Tensor};
 use crate::kv::layout::KvType;
 use crate::kv::plan::{Demand, KvTypes, LayerSizes, ModelSizes, Part};
@@ -78,7 +79,7 @@ impl Device {
     }
 
     /// With weights that are read for every token, mapped or not.
-    fn fits_in_memory(&self) -> bool {
+    pub fn fits_in_memory(&self) -> bool {
         let mapped = if self.part.is_mapped && self.part.computes { self.part.weights_bytes } else { 0 };
         self.needed().saturating_add(mapped) <= self.memory.bytes
     }
@@ -144,13 +145,13 @@ impl Question {
                 (name, shape.context, shape.sizes(args.weights), shape.widths())
             }
             None => {
-                let gguf = Gguf::open(&load::find_model(args.model.as_deref())?)?;
-                let config = Config::from_gguf(&gguf, &RopeOverrides::default())?;
+                let found = models::find(args.model.as_deref())?;
+                let gguf = found.explain(Gguf::open(&found.path).map_err(anyhow::Error::from))?;
+                let config = found.explain(Config::from_gguf(&gguf, &RopeOverrides::default()))?;
                 if gguf.tensor("token_embd.weight").is_none() {
-                    bail!("{}: the file holds no weights, so there is nothing to plan", gguf.path().display());
+                    bail!("{}: the file holds no weights, so there is nothing to plan", found.shown());
                 }
-                let name = gguf.path().file_name().unwrap_or(gguf.path().as_os_str()).to_string_lossy().into_owned();
-                (name, config.context_tokens, model_sizes(&gguf, &config), Widths::of(&config))
+                (found.name, config.context_tokens, model_sizes(&gguf, &config), Widths::of(&config))
             }
         };
         let k: KvType = args.kv_type_k.unwrap_or(args.kv_type).into();

@@ -3,15 +3,16 @@
 
 use anyhow::bail;
 
-use super::question::{Gpu, LEAST_CONTEXT, Question, host_memory, model_sizes};
+use super::question::{Device, Gpu, LEAST_CONTEXT, Question, host_memory, model_sizes};
 use crate::backend;
-use crate::backend::cpu::Widths;
+use crate::backend::cpu::{Activations, Widths};
 use crate::backend::cuda::Usable;
-use crate::cli::args::ModelArgs;
+use crate::cli::args::{DEFAULT_BATCH, ModelArgs};
 use crate::cli::device::{Found, GpuLayers};
-use crate::cli::machine::{mib, size};
+use crate::cli::machine::{Memory, mib, size};
 use crate::cli::terminal::Terminal;
 use crate::gguf::Gguf;
+use crate::kv::layout::KvType;
 use crate::kv::plan::{Demand, KvTypes};
 use crate::model::Config;
 
@@ -39,6 +40,66 @@ impl Room {
     }
 }
 
+/// What a model would take on the CPU with a usual context, and whether that is there.
+pub struct Fit {
+    /// Up to `CONTEXT_BEFORE_LAYERS`.
+    pub context_tokens: usize,
+    pub weights_bytes: u64,
+    /// Beside the weights, which stay in the file.
+    pub needed_bytes: u64,
+    pub memory: Memory,
+    pub fits: bool,
+    /// The weights too: else every token reads the disk.
+    pub fits_with_weights: bool,
+}
+
+/// The same arithmetic for a model that nobody loads.
+pub fn fit(gguf: &Gguf, config: &Config) -> Fit {
+    let (f16, context_tokens) = (KvType::F16, config.context_tokens.min(CONTEXT_BEFORE_LAYERS));
+    let question = question(gguf, config, (DEFAULT_BATCH, Activations::Int8, 0), (1, KvTypes { k: f16, v: f16 }));
+    let question = question.changed(|demand| demand.context_tokens = context_tokens);
+    let devices = question.devices();
+    let needed_bytes = devices.iter().fold(0, |sum: u64, device| sum.saturating_add(device.needed()));
+    Fit {
+        context_tokens,
+        weights_bytes: question.sizes.weights_bytes(),
+        needed_bytes,
+        memory: question.ram,
+        fits: question.fits(),
+        fits_with_weights: devices.iter().all(Device::fits_in_memory),
+    }
+}
+
+/// A model on the CPU, with nothing asked of it yet.
+fn question(
+    gguf: &Gguf,
+    config: &Config,
+    (batch_tokens, activations, threads): (usize, Activations, usize),
+    (sequences, kv_types): (usize, KvTypes),
+) -> Question {
+    let demand = Demand {
+        context_tokens: 0,
+        sequences,
+        cache_tokens: 0,
+        kv_types,
+        scratch_bytes: 0,
+        scratch_bytes_per_token: 0,
+    };
+    Question {
+        name: String::new(),
+        trained_tokens: config.context_tokens,
+        sizes: model_sizes(gguf, config),
+        widths: Widths::of(config),
+        demand,
+        batch_tokens,
+        activations,
+        threads,
+        cache_is_fixed: false,
+        gpu: None,
+        ram: host_memory(),
+    }
+}
+
 /// `threads`: that will really be used; `sequences`: that must be able to be full at once.
 pub fn room(
     args: &ModelArgs,
@@ -48,27 +109,8 @@ pub fn room(
     terminal: &Terminal,
 ) -> anyhow::Result<Room> {
     let (k, v) = args.kv_types();
-    let demand = Demand {
-        context_tokens: 0,
-        sequences,
-        cache_tokens: 0,
-        kv_types: KvTypes { k, v },
-        scratch_bytes: 0,
-        scratch_bytes_per_token: 0,
-    };
-    let mut question = Question {
-        name: String::new(),
-        trained_tokens: config.context_tokens,
-        sizes: model_sizes(gguf, config),
-        widths: Widths::of(config),
-        demand,
-        batch_tokens: args.batch_size,
-        activations: args.activations.into(),
-        threads,
-        cache_is_fixed: false,
-        gpu: None,
-        ram: host_memory(),
-    };
+    let how = (args.batch_size, args.activations.into(), threads);
+    let mut question = question(gguf, config, how, (sequences, KvTypes { k, v }));
     let (mut gpu, mut note) = (None, None);
     match args.device.find(question.gpu_lacks(), terminal)? {
         Found::Cpu(why) => note = why,
