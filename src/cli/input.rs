@@ -62,40 +62,50 @@ impl InputArgs {
         }
         let mut pieces = Vec::new();
         if stdin_first {
-            pieces.push(self.text(read_stdin()?, "standard input", form, terminal)?);
+            pieces.push(decoded(read_stdin()?, "standard input", self.strict_utf8, form, terminal)?);
         }
         for file in &self.files {
-            let (bytes, name) = if file.as_os_str() == "-" {
-                (read_stdin()?, "standard input".to_string())
+            pieces.push(if file.as_os_str() == "-" {
+                decoded(read_stdin()?, "standard input", self.strict_utf8, form, terminal)?
             } else {
-                let name = format!("-f {}", file.display());
-                let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
-                (read_bounded(opened, &name)?, name)
-            };
-            pieces.push(self.text(bytes, &name, form, terminal)?);
+                read_part(file, &format!("-f {}", file.display()), self.strict_utf8, form, terminal)?
+            });
         }
         if let Some(prompt) = &self.prompt {
-            let text = self.text(prompt.as_encoded_bytes().to_vec(), "-p", Form::Exact, terminal)?;
+            let bytes = prompt.as_encoded_bytes().to_vec();
+            let text = decoded(bytes, "-p", self.strict_utf8, Form::Exact, terminal)?;
             pieces.push(if escape { unescape(&text) } else { text });
         }
         pieces.retain(|piece| !piece.is_empty());
         Ok(Some(pieces.join("\n\n")))
     }
+}
 
-    fn text(&self, bytes: Vec<u8>, name: &str, form: Form, terminal: &Terminal) -> anyhow::Result<String> {
-        let text = match String::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(error) => {
-                let at = error.utf8_error().valid_up_to();
-                if self.strict_utf8 {
-                    bail!("{name}: not UTF-8 at byte {at} (without --strict-utf8 it would become U+FFFD)");
-                }
-                terminal.warn(&format!("{name}: not UTF-8, first at byte {at}: what is wrong became U+FFFD"));
-                String::from_utf8_lossy(error.as_bytes()).into_owned()
+/// A file of a prompt, which errors call `name`.
+pub fn read_part(
+    file: &Path,
+    name: &str,
+    strict_utf8: bool,
+    form: Form,
+    terminal: &Terminal,
+) -> anyhow::Result<String> {
+    let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
+    decoded(read_bounded(opened, name)?, name, strict_utf8, form, terminal)
+}
+
+fn decoded(bytes: Vec<u8>, name: &str, strict_utf8: bool, form: Form, terminal: &Terminal) -> anyhow::Result<String> {
+    let text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to();
+            if strict_utf8 {
+                bail!("{name}: not UTF-8 at byte {at} (without --strict-utf8 it would become U+FFFD)");
             }
-        };
-        Ok(if form == Form::Prompt { trimmed(&text).to_string() } else { text })
-    }
+            terminal.warn(&format!("{name}: not UTF-8, first at byte {at}: what is wrong became U+FFFD"));
+            String::from_utf8_lossy(error.as_bytes()).into_owned()
+        }
+    };
+    Ok(if form == Form::Prompt { trimmed(&text).to_string() } else { text })
 }
 
 /// Most bytes of text that are read from one place: far beyond any context, and small beside the memory.
