@@ -154,7 +154,7 @@ fn values_out_of_range_are_refused_with_the_flags_name() {
     }
     refused(&["--repeat-penalty", "0"], "number above 0");
     refused(&["--dry-base", "0.99"], "number of 1 or more");
-    refused(&["--dry-allowed-length", "-1"], "whole number from 0");
+    refused(&["--dry-allowed-length", "-1"], "a whole number");
     refused(&["--dry-penalty-last-n", "-2"], "whole number of -1 or more");
     refused(&["--repeat-last-n", "-2"], "whole number of -1 or more");
     refused(&["--dry-sequence-breaker", ""], "not empty");

@@ -22,6 +22,7 @@ pub struct ModelArgs {
     /// GGUF file, or the name of one
     ///
     /// A name is looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models.
+    ///
     /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of these folders]
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
@@ -35,6 +36,7 @@ pub struct ModelArgs {
     /// Context in tokens; 0: as many as the model was trained for
     ///
     /// Refused if this machine has no room for it; --force insists.
+    ///
     /// [default: as many as the model was trained for, or less if there is no room for them]
     #[arg(short, long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31), allow_negative_numbers = true)]
     pub ctx_size: Option<usize>,
@@ -77,6 +79,7 @@ pub struct ModelArgs {
     /// CPU instructions to use
     ///
     /// All of them give the same results.
+    ///
     /// [default: $SAYFA_SIMD, else the best this CPU has]
     #[arg(long, value_name = "SET", value_enum)]
     pub simd: Option<SimdName>,
@@ -148,6 +151,7 @@ pub struct CacheArgs {
     /// First tokens that `--on-full evict` never forgets
     ///
     /// Rounded up to blocks of 16; -1: the whole first prompt.
+    ///
     /// [default: 16, as models lean on their first tokens]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(-1..=1 << 31), allow_negative_numbers = true)]
     pub keep: Option<i64>,
@@ -194,11 +198,21 @@ pub struct SystemArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
+    /// System message from a file, read as -f reads one
+    #[arg(long, value_name = "FILE", conflicts_with = "system")]
+    pub system_file: Option<PathBuf>,
+
     /// Put the system message into the first user message
     ///
     /// For templates without a system role.
     #[arg(long)]
     pub system_in_user: bool,
+
+    /// Chat template instead of the model's own
+    ///
+    /// A file of Jinja, or a family's name such as chatml, llama3 or gemma (an unknown one gets the list).
+    #[arg(long, value_name = "FILE|NAME")]
+    pub chat_template: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]

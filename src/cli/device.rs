@@ -20,6 +20,7 @@ pub struct DeviceArgs {
     /// Layers on the GPU: a number, auto or all (also -ngl)
     ///
     /// The last ones of the model, the output head counted as one. `auto`: as many as fit; 0: the CPU computes everything.
+    ///
     /// [default: auto]
     #[arg(long, value_name = "N", value_parser = GpuLayers::parse, visible_alias = "n-gpu-layers", allow_negative_numbers = true)]
     pub gpu_layers: Option<GpuLayers>,

@@ -73,11 +73,14 @@ const EXAMPLES: &[(&str, &str)] = &[
 
 /// The program as the parser, the help, completions and man pages know it.
 pub fn program() -> Command {
+    let mut place = 0;
     Cli::command().mut_subcommands(|command| {
         let command = with_examples(command);
         // What talks while it works is configured too.
         let works = command.get_arguments().any(|arg| arg.get_id() == "quiet");
-        if works { arranged(ConfigArgs::augment_args(command)) } else { command }
+        let command = if works { arranged(ConfigArgs::augment_args(command)) } else { command };
+        place += 1;
+        command.display_order(place)
     })
 }
 
@@ -100,7 +103,8 @@ fn arranged(command: Command) -> Command {
         .long("help")
         .action(ArgAction::Help)
         .help_heading("Messages")
-        .help("-h: this help in short; --help: all of it");
+        .display_order(usize::MAX)
+        .help("This help, in short (-h) or in full (--help)");
     let mut args: Vec<Arg> = command.get_arguments().cloned().chain([help]).collect();
     args.sort_by_key(rank);
     let mut arranged = Command::new(command.get_name().to_string())
@@ -132,13 +136,23 @@ mod tests {
 
     #[test]
     fn the_help_of_every_command_follows_one_order_of_headings() {
-        for command in program().get_subcommands() {
+        for command in
+            program().get_subcommands().filter(|command| command.get_arguments().any(|arg| arg.get_id() == "quiet"))
+        {
             let mut seen: Vec<&str> = command.get_arguments().filter_map(Arg::get_help_heading).collect();
             seen.dedup();
             let known: Vec<usize> =
                 seen.iter().filter_map(|seen| HEADINGS.iter().position(|known| known == seen)).collect();
             assert!(known.is_sorted_by(|a, b| a < b), "{}: {seen:?}", command.get_name());
         }
+    }
+
+    #[test]
+    fn commands_are_listed_as_they_are_written_down() {
+        let program = program();
+        let names: Vec<&str> = program.get_subcommands().map(Command::get_name).collect();
+        assert_eq!(names[..2], ["chat", "run"]);
+        assert!(program.get_subcommands().map(Command::get_display_order).is_sorted_by(|a, b| a < b), "{names:?}");
     }
 
     #[test]

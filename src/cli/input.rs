@@ -62,38 +62,41 @@ impl InputArgs {
         }
         let mut pieces = Vec::new();
         if stdin_first {
-            pieces.push(decoded(read_stdin()?, "standard input", self.strict_utf8, form, terminal)?);
+            pieces.push(self.text(read_stdin()?, "standard input", form, terminal)?);
         }
         for file in &self.files {
-            pieces.push(if file.as_os_str() == "-" {
-                decoded(read_stdin()?, "standard input", self.strict_utf8, form, terminal)?
-            } else {
-                read_part(file, &format!("-f {}", file.display()), self.strict_utf8, form, terminal)?
+            pieces.push(match file.as_os_str() == "-" {
+                true => self.text(read_stdin()?, "standard input", form, terminal)?,
+                false => read_file(file, "-f", form, self.strict_utf8, terminal)?,
             });
         }
         if let Some(prompt) = &self.prompt {
-            let bytes = prompt.as_encoded_bytes().to_vec();
-            let text = decoded(bytes, "-p", self.strict_utf8, Form::Exact, terminal)?;
+            let text = self.text(prompt.as_encoded_bytes().to_vec(), "-p", Form::Exact, terminal)?;
             pieces.push(if escape { unescape(&text) } else { text });
         }
         pieces.retain(|piece| !piece.is_empty());
         Ok(Some(pieces.join("\n\n")))
     }
+
+    fn text(&self, bytes: Vec<u8>, name: &str, form: Form, terminal: &Terminal) -> anyhow::Result<String> {
+        decoded(bytes, name, form, self.strict_utf8, terminal)
+    }
 }
 
-/// A file of a prompt, which errors call `name`.
-pub fn read_part(
+/// The text of a file that `flag` names.
+pub fn read_file(
     file: &Path,
-    name: &str,
-    strict_utf8: bool,
+    flag: &str,
     form: Form,
+    strict_utf8: bool,
     terminal: &Terminal,
 ) -> anyhow::Result<String> {
+    let name = format!("{flag} {}", file.display());
     let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
-    decoded(read_bounded(opened, name)?, name, strict_utf8, form, terminal)
+    decoded(read_bounded(opened, &name)?, &name, form, strict_utf8, terminal)
 }
 
-fn decoded(bytes: Vec<u8>, name: &str, strict_utf8: bool, form: Form, terminal: &Terminal) -> anyhow::Result<String> {
+fn decoded(bytes: Vec<u8>, name: &str, form: Form, strict_utf8: bool, terminal: &Terminal) -> anyhow::Result<String> {
     let text = match String::from_utf8(bytes) {
         Ok(text) => text,
         Err(error) => {
@@ -115,16 +118,8 @@ fn read_stdin() -> anyhow::Result<Vec<u8>> {
     read_bounded(std::io::stdin(), "standard input")
 }
 
-/// The whole of a small text file that a flag names.
-pub fn read_text(flag: &str, file: &Path) -> anyhow::Result<String> {
-    let name = format!("{flag} {}", file.display());
-    let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
-    let text = String::from_utf8(read_bounded(opened, &name)?);
-    text.map_err(|error| anyhow::anyhow!("{name}: not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
-}
-
 /// A device or a program that never stops writing must not fill the memory.
-fn read_bounded(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
+pub fn read_bounded(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(MOST_BYTES + 1).read_to_end(&mut bytes).with_context(|| format!("{name}: cannot be read"))?;
     if bytes.len() as u64 > MOST_BYTES {

@@ -37,7 +37,12 @@ pub fn man(args: &ManArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
 }
 
 fn write_page(command: &Command, see_also: &str, folder: &Path) -> anyhow::Result<PathBuf> {
-    let page = Man::new(command.clone()).source(concat!("sayfa ", env!("CARGO_PKG_VERSION")));
+    // As in the help: a list of all flags would say less.
+    let usage = command.clone().render_usage().to_string();
+    let command = command.clone().override_usage(usage.trim_start_matches("Usage: ").to_string());
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let has_commands = command.has_subcommands();
+    let page = Man::new(command).source(concat!("sayfa ", env!("CARGO_PKG_VERSION")));
     let path = folder.join(page.get_filename());
     File::create(&path)
         .and_then(|mut file| {
@@ -46,12 +51,12 @@ fn write_page(command: &Command, see_also: &str, folder: &Path) -> anyhow::Resul
             page.render_synopsis_section(&mut file)?;
             page.render_description_section(&mut file)?;
             page.render_options_section(&mut file)?;
-            let mut roff = Roff::new();
-            if command.has_subcommands() {
+            if has_commands {
                 page.render_subcommands_section(&mut file)?;
             }
-            if let Some(after) = command.get_after_help() {
-                after_help(&after.to_string(), &mut roff);
+            let mut roff = Roff::new();
+            for part in after.split("\n\n").filter(|part| !part.is_empty()) {
+                after_help(part, &mut roff);
             }
             roff.control("SH", ["SEE ALSO"]).text([roman(see_also)]);
             roff.to_writer(&mut file)?;

@@ -64,8 +64,9 @@ pub struct Usage(pub String);
     name = "sayfa",
     version,
     max_term_width = 100,
+    override_usage = "sayfa [COMMAND] [OPTIONS]",
     after_help = "Examples:\n  \
-                    sayfa                                   a chat with the default model\n  \
+                    sayfa                                  a chat with the default model\n  \
                     sayfa -p \"Name three rivers.\"          one answer\n  \
                     git diff | sayfa -p \"Summarize this.\"  text from a pipe comes before -p\n\n\
                   Without a command: `run` if -p, -f or piped text gives a prompt, else `chat`.\n\
@@ -97,6 +98,7 @@ pub enum Command {
     /// Measure speed
     Bench(bench::BenchArgs),
     /// Show what the flags and the configuration file come to
+    #[command(override_usage = "sayfa config [OPTIONS] [COMMAND [FLAGS OF COMMAND]]")]
     Config(config::ConfigCommand),
     /// Print what a shell needs to complete commands and flags
     Completions(completions::CompletionsArgs),
@@ -171,8 +173,14 @@ pub fn run(asked: Asked, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     };
     signals::install()?;
     let ended = match command {
-        Command::Chat(args) => chat::chat(&args, terminal),
-        Command::Run(args) => run::run(&args, terminal),
+        Command::Chat(mut args) => {
+            args.system.read_file(args.strict_utf8, terminal)?;
+            chat::chat(&args, terminal)
+        }
+        Command::Run(mut args) => {
+            args.system.read_file(args.input.strict_utf8, terminal)?;
+            run::run(&args, terminal)
+        }
         Command::Tokenize(args) => tokenize::tokenize(&args, terminal),
         Command::Plan(args) => plan::plan(&args, terminal),
         Command::Inspect(args) => inspect::inspect(&args, terminal),

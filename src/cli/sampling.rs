@@ -247,7 +247,7 @@ fn zero_to_one(text: &str) -> Result<f32, String> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
 
     #[test]

@@ -15,7 +15,7 @@ pub fn add(candidates: &mut [Candidate], biases: &HashMap<TokenId, f32>) {
 /// Takes out the banned tokens, unless nothing would be left (where a grammar allows nothing else). Both lists are in
 /// the order of ids, so that one walk along them will do.
 pub fn ban(candidates: &mut Vec<Candidate>, banned: &[TokenId]) {
-    if candidates.iter().all(|candidate| banned.binary_search(&candidate.id).is_ok()) {
+    if banned.is_empty() || candidates.iter().all(|candidate| banned.binary_search(&candidate.id).is_ok()) {
         return;
     }
     let mut ahead = banned.iter().copied().peekable();
@@ -27,7 +27,7 @@ pub fn ban(candidates: &mut Vec<Candidate>, banned: &[TokenId]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids, logits};
+    use super::super::tests::{candidates, ids, logits};
     use super::*;
 
     #[test]

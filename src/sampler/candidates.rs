@@ -112,25 +112,9 @@ pub fn entropy(candidates: &[Candidate], weights: &[f32], total: f64) -> f64 {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
+    use super::super::tests::{candidates, ids, logits, of_weights};
     use super::*;
-
-    pub fn candidates(logits: &[f32]) -> Vec<Candidate> {
-        (0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }).collect()
-    }
-
-    /// Logits whose softmax is proportional to `weights`, up to rounding.
-    pub fn of_weights(weights: &[f32]) -> Vec<Candidate> {
-        candidates(&weights.iter().map(|&weight| libm::logf(weight)).collect::<Vec<_>>())
-    }
-
-    pub fn ids(candidates: &[Candidate]) -> Vec<TokenId> {
-        candidates.iter().map(|candidate| candidate.id).collect()
-    }
-
-    pub fn logits(candidates: &[Candidate]) -> Vec<f32> {
-        candidates.iter().map(|candidate| candidate.logit).collect()
-    }
 
     #[test]
     fn the_best_is_the_lowest_id_on_ties_wherever_it_stands() {

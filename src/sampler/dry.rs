@@ -135,8 +135,8 @@ fn common_ends(tokens: &[TokenId]) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, logits};
     use super::super::rng::Rng;
+    use super::super::tests::{candidates, logits};
     use super::*;
 
     fn dry(multiplier: f32, base: f32, allowed_length: usize, last_n: i64) -> Dry {

@@ -44,7 +44,7 @@ pub fn surprise(weight: f32, total: f64) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids, of_weights};
+    use super::super::tests::{candidates, ids, of_weights};
     use super::*;
 
     fn kept(weights: &[f32], cut: f32) -> Vec<u32> {

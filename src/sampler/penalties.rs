@@ -64,7 +64,7 @@ pub fn apply(candidates: &mut [Candidate], window: &Window, params: &Params) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, logits};
+    use super::super::tests::{candidates, logits};
     use super::*;
 
     fn window(repeat_last_n: i64, tokens: &[TokenId]) -> Window {

@@ -67,7 +67,7 @@ pub fn draw(weights: &[f32], total: f64, unit: f64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids, logits, of_weights};
+    use super::super::tests::{candidates, ids, logits, of_weights};
     use super::*;
 
     fn divided(values: &[f32], by: f32) -> Vec<f32> {

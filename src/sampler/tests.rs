@@ -2,6 +2,23 @@ use serde_json::Value;
 
 use super::*;
 
+pub fn candidates(logits: &[f32]) -> Vec<Candidate> {
+    (0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }).collect()
+}
+
+/// Logits whose softmax is proportional to `weights`, up to rounding.
+pub fn of_weights(weights: &[f32]) -> Vec<Candidate> {
+    candidates(&weights.iter().map(|&weight| libm::logf(weight)).collect::<Vec<_>>())
+}
+
+pub fn ids(candidates: &[Candidate]) -> Vec<TokenId> {
+    candidates.iter().map(|candidate| candidate.id).collect()
+}
+
+pub fn logits(candidates: &[Candidate]) -> Vec<f32> {
+    candidates.iter().map(|candidate| candidate.logit).collect()
+}
+
 /// Plausible logits: a few high ones, a long tail.
 fn some_logits(vocab: usize) -> Vec<f32> {
     let mut rng = Rng::new(42);

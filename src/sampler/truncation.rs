@@ -87,8 +87,8 @@ pub fn min_p(candidates: &mut Vec<Candidate>, p: f32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids, of_weights};
     use super::super::rng::Rng;
+    use super::super::tests::{candidates, ids, of_weights};
     use super::*;
 
     fn kept_by_top_n_sigma(values: &[f32], n: f32) -> Vec<u32> {

@@ -28,7 +28,7 @@ pub fn typical(candidates: &mut Vec<Candidate>, p: f32, weights: &mut Vec<f32>) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{ids, of_weights};
+    use super::super::tests::{ids, of_weights};
     use super::*;
 
     fn kept(weights: &[f32], p: f32) -> Vec<u32> {
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_candidate_that_has_it_all_is_typical() {
-        let mut list = super::super::candidates::tests::candidates(&[f32::MIN, f32::MAX, 0.0]);
+        let mut list = super::super::tests::candidates(&[f32::MIN, f32::MAX, 0.0]);
         typical(&mut list, 0.5, &mut Vec::new());
         assert_eq!(ids(&list), [1]);
     }

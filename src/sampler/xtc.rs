@@ -37,7 +37,7 @@ pub fn xtc(candidates: &mut Vec<Candidate>, xtc: &Xtc, random: impl FnOnce() -> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids, of_weights};
+    use super::super::tests::{candidates, ids, of_weights};
     use super::*;
 
     fn kept(weights: &[f32], probability: f32, threshold: f32) -> Vec<u32> {

@@ -25,9 +25,6 @@ pub struct ConfigCommand {
     #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
     asked: Vec<OsString>,
 
-    #[command(flatten)]
-    config: ConfigArgs,
-
     /// Print one JSON object
     ///
     /// {command, file, preset, presets, settings: {KEY: {value, source, line}}}
@@ -41,6 +38,9 @@ pub struct ConfigCommand {
     /// Write an example to start from, if there is no file yet
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     init: bool,
+
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 pub fn config(args: &ConfigCommand, terminal: &mut Terminal) -> anyhow::Result<Ended> {

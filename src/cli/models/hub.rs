@@ -40,7 +40,7 @@ impl Wanted {
         let text = ["hf.co/", "huggingface.co/"].iter().find_map(|host| text.strip_prefix(host)).unwrap_or(text);
         let (path, quant) = without_tag(text);
         let parts: Vec<&str> = path.split('/').collect();
-        if !parts.iter().chain(&quant).all(|part| is_name_part(part)) {
+        if !parts.iter().chain(&quant).all(|part| is_name_part(part) && !part.contains(':')) {
             return None;
         }
         let (repository, file) = parts.split_at(parts.len().min(2));
