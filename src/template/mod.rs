@@ -63,6 +63,7 @@ pub struct Message {
 
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     bos: String,
     eos: String,
     note: Option<String>,
@@ -102,6 +103,7 @@ impl ChatTemplate {
         let text_of = |id: Option<TokenId>| id.map_or("", |id| tokenizer.piece(id)).to_string();
         let template = ChatTemplate {
             environment,
+            source: source.to_string(),
             bos: text_of(tokenizer.bos()),
             eos: text_of(tokenizer.eos()),
             note: None,
@@ -114,6 +116,11 @@ impl ChatTemplate {
             bail!("the chat template is broken: {}", Failure::OutOfFuel);
         }
         Ok(template)
+    }
+
+    /// As its author wrote it.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// A sentence for the user, if the template is not the file's own.

@@ -20,7 +20,7 @@ mod show;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use clap::Args;
 
 use self::answer::OutputLost;
@@ -106,7 +106,7 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         session.loaded.engine.info().device
     ));
     for file in &args.files {
-        if !session.read(file, terminal).with_context(|| format!("-f {}", file.display()))? {
+        if !session.read(file, "-f", terminal)? {
             return Ok(Ended::Interrupted);
         }
     }
