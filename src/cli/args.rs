@@ -21,8 +21,9 @@ pub const DEFAULT_BATCH: usize = 256;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// GGUF file, or a name looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models
-    /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of these folders]
+    /// GGUF file, or a name: of a file in $SAYFA_MODELS, ./models or ~/.local/share/sayfa/models, of a model that ollama
+    /// has pulled (llama3.2:1b), or of a repository in the Hugging Face cache (org/repo:Q4_K_M); `sayfa models` lists them
+    /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of the folders]
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
 
