@@ -3,6 +3,8 @@
 # prints a Markdown table of medians. llama.cpp comes from the PyPI source archive of llama-cpp-python, whose hash is
 # checked, and is built for this CPU; what is fetched, built or made lies outside the repository (--cache).
 set -euo pipefail
+# What is measured is said here, not in a configuration file.
+export SAYFA_CONFIG=
 
 usage='usage: scripts/compare_llama_cpp.sh [OPTION...]
   --rounds N       turns of each (default 5); the medians count

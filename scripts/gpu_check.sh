@@ -8,6 +8,8 @@
 #   --budget SECONDS                    the whole run takes no longer; parts are left out with a note (default 480)
 #   --stand-in DIR                      a rehearsal over the stand-in driver in DIR (tests/cuda_driver): tests, a tiny bench
 set -euo pipefail
+# What is measured is said here, not in a configuration file.
+export SAYFA_CONFIG=
 here=$(cd "$(dirname "$0")" && pwd)
 
 suite=(cuda cuda_products cuda_attention cuda_rows)

@@ -65,14 +65,16 @@ rust_needed() {
     sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml
 }
 
-# The template test renders with Python's jinja2, at the version its expectations were made for.
+# The template test renders with Python's jinja2, at the version its expectations were made for; jsonschema judges what
+# was answered under a schema.
 python_venv() {
-    if ! "$venv/bin/python" -c 'import jinja2; assert jinja2.__version__ == "3.1.6"' 2>/dev/null; then
+    local have='import jinja2, jsonschema; assert jinja2.__version__ == "3.1.6"'
+    if ! "$venv/bin/python" -c "$have" 2>/dev/null; then
         rm -rf "$venv"
         python3 -m venv "$venv"
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check jinja2==3.1.6
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check jinja2==3.1.6 jsonschema==4.26.0
     fi
-    "$venv/bin/python" -c 'import jinja2; print("jinja2", jinja2.__version__)'
+    "$venv/bin/python" -c "$have; print('jinja2', jinja2.__version__)"
 }
 
 formatting() {
@@ -131,6 +133,7 @@ job formatting formatting
 job lints lints
 job kernels scripts/build_kernels.sh --check
 job tests cargo test --locked --release
+job man scripts/man.sh target/man
 job sanitizers sanitizers
 job gpu_check gpu_rehearsal
 job oracle oracle

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use anyhow::Context;
 
+use crate::constraint::Constraint;
 use crate::engine::{Best, Engine, Error, Notice, Prefilled, SequenceId};
-use crate::sampler::Sampler;
+use crate::sampler::{Logprobs, Sampler};
 use crate::tokenizer::text::TextStream;
 use crate::tokenizer::{TokenId, Tokenizer};
 use stop::StopFilter;
@@ -20,11 +21,13 @@ pub struct Request<'a> {
     pub max_tokens: Option<usize>,
     /// The answer ends before the first of these to be complete.
     pub stop: &'a [String],
+    /// So many of the likeliest tokens are told for each one of the answer.
+    pub logprobs: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end-of-generation token or a stop string.
+    /// An end-of-generation token, a stop string, or a constraint that takes nothing more.
     Stop,
     /// `max_tokens` or the context ran out.
     Length,
@@ -35,6 +38,8 @@ pub enum FinishReason {
 pub enum Event<'a> {
     /// `done` of `total` prompt tokens are computed.
     Prefill { done: usize, total: usize },
+    /// A token was chosen, where `logprobs` were asked for; its text comes next.
+    Chosen(&'a Logprobs),
     /// Complete UTF-8, never a part of a stop string. Comes once a token, so it is empty while text is held back.
     Text(&'a str),
     /// Old tokens were forgotten to make room.
@@ -46,6 +51,8 @@ pub struct Completion {
     pub text: String,
     /// Ids of the answer, without the end token.
     pub ids: Vec<TokenId>,
+    /// Of each token of the answer, if they were asked for.
+    pub logprobs: Option<Vec<Logprobs>>,
     pub finish_reason: FinishReason,
     /// True when the context, not `max_tokens`, ended the answer. Unless the engine forgets old tokens, prompt and answer
     /// together never exceed it.
@@ -88,6 +95,7 @@ pub fn generate(
     let mut completion = Completion {
         text: String::new(),
         ids: Vec::new(),
+        logprobs: request.logprobs.map(|_| Vec::new()),
         finish_reason: FinishReason::Interrupted,
         context_full: false,
         prompt_tokens: request.prompt.len(),
@@ -107,6 +115,9 @@ pub fn generate(
     }
     sampler.forget();
     request.prompt.iter().for_each(|&token| sampler.accept(token));
+    if let Some(constraint) = &mut sampler.constraint {
+        constraint.start().context(CONSTRAINT)?;
+    }
 
     let start = Instant::now();
     let max_tokens = request.max_tokens.unwrap_or(usize::MAX);
@@ -118,6 +129,9 @@ pub fn generate(
     // What the last step found where no logits were asked for.
     let mut best = None;
     completion.finish_reason = loop {
+        if sampler.constraint.as_ref().is_some_and(Constraint::is_complete) {
+            break FinishReason::Stop;
+        }
         if completion.ids.len() >= max_tokens {
             break FinishReason::Length;
         }
@@ -127,7 +141,7 @@ pub fn generate(
             break FinishReason::Length;
         }
         if let Some(token) = pending.take() {
-            let decoded = match sampler.wants_best() {
+            let decoded = match sampler.wants_best() && request.logprobs.is_none() {
                 true => engine.decode_best(sequence, token).map(Some),
                 false => engine.decode(sequence, token).map(|_| None),
             };
@@ -156,8 +170,17 @@ pub fn generate(
             break FinishReason::Stop;
         }
         sampler.accept(token);
+        if let Some(constraint) = &mut sampler.constraint {
+            constraint.accept(token).context(CONSTRAINT)?;
+        }
         completion.ids.push(token);
         pending = Some(token);
+        if let Some(k) = request.logprobs {
+            let logprobs = Logprobs::new(engine.logits(), token, k);
+            // Its text follows, and the answer can be broken off there.
+            let _ = on_event(Event::Chosen(&logprobs));
+            completion.logprobs.get_or_insert_default().push(logprobs);
+        }
         // Control tokens have no bytes: they are never shown.
         let ready = filter.push(&stream.push(tokenizer.bytes(token)));
         completion.text.push_str(&ready);
@@ -181,6 +204,9 @@ pub fn generate(
     }
     Ok(completion)
 }
+
+/// Begins what is said of a constraint that fails on the way.
+const CONSTRAINT: &str = "the answer cannot follow its constraint";
 
 fn tell_notices(engine: &mut Engine, on_event: &mut dyn FnMut(Event) -> ControlFlow<()>) {
     for notice in engine.take_notices() {

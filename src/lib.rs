@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod cli;
+pub mod constraint;
 pub mod engine;
 pub mod generation;
 pub mod gguf;

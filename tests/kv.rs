@@ -362,7 +362,7 @@ fn three_hundred_turns_leave_no_block_behind() {
             events_left -= 1;
             if events_left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let request = Request { prompt: &prompt, max_tokens: Some(9), stop: &[] };
+        let request = Request { prompt: &prompt, max_tokens: Some(9), stop: &[], logprobs: None };
         let completion = generation::generate(&mut engine, id, &tokenizer, &mut sampler, &request, on_event);
         interrupted += u32::from(completion.expect("a turn").finish_reason == FinishReason::Interrupted);
         engine.truncate(id, 0);

@@ -30,7 +30,7 @@ const CEILINGS: &[(&str, usize)] = &[
 const IMPORTS: &[(&str, &[&str])] = &[
     ("src/main.rs", &["cli"]),
     ("src/cli", &["*"]),
-    ("src/generation", &["tokenizer", "engine", "sampler"]),
+    ("src/generation", &["tokenizer", "engine", "sampler", "constraint"]),
     ("src/engine", &["backend", "kv", "sampler", "tokenizer::TokenId"]),
     // The trait and its Batch speak of token ids, blocks and what a backend is opened with.
     ("src/backend", &["model", "quant", "kv::layout", "kv::rows", "tokenizer::TokenId"]),
@@ -38,7 +38,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("src/gguf", &["quant"]),
     ("src/tokenizer", &["gguf"]),
     ("src/template", &["tokenizer", "gguf"]),
-    ("src/sampler", &["tokenizer::TokenId"]),
+    ("src/sampler", &["tokenizer::TokenId", "constraint"]),
+    ("src/constraint", &["tokenizer"]),
     ("src/kv", &[]),
     ("src/quant", &[]),
 ];

@@ -12,8 +12,6 @@ use crate::backend::cpu::{Activations, Simd};
 use crate::engine::OnFull;
 use crate::kv::layout::{BLOCK_TOKENS, KvType};
 use crate::model::{RopeOverrides, RopeScaling};
-use crate::sampler::Params;
-use crate::tokenizer::Tokenizer;
 
 /// Of `-b`.
 pub const DEFAULT_BATCH: usize = 256;
@@ -21,68 +19,89 @@ pub const DEFAULT_BATCH: usize = 256;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// GGUF file, or a name: of a file in $SAYFA_MODELS, ./models or ~/.local/share/sayfa/models, of a model that ollama
-    /// has pulled (llama3.2:1b), or of a repository in the Hugging Face cache (org/repo:Q4_K_M); `sayfa models` lists them
+    /// GGUF file, or the name of one
+    ///
+    /// A name is looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models, then among the models that ollama
+    /// has pulled (llama3.2:1b) and in the Hugging Face cache (org/repo:Q4_K_M). `sayfa models` lists them all.
+    ///
     /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of the folders]
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
 
-    /// Threads, at most as many as there are processors; 0: one for each physical core
+    /// Threads; 0: one for each physical core
+    ///
+    /// At most as many as there are processors.
     #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=4096), allow_negative_numbers = true)]
     pub threads: usize,
 
     /// Context in tokens; 0: as many as the model was trained for
-    /// [default: that, or less if this machine has no room for it]
+    ///
+    /// Refused if this machine has no room for it; --force insists.
+    ///
+    /// [default: as many as the model was trained for, or less if there is no room for them]
     #[arg(short, long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31), allow_negative_numbers = true)]
     pub ctx_size: Option<usize>,
 
     // Each step unpacks all weights once: 256 tokens share that. Steps are shorter where the machine is slow.
-    /// Most prompt tokens computed in one step; changes no result on the CPU
+    /// Most prompt tokens computed in one step
+    ///
+    /// Changes no result on the CPU.
     #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
     pub batch_size: usize,
 
     /// How keys and values are kept in the KV cache
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvTypeName::F16)]
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvTypeName::F16, help_heading = "KV cache")]
     pub kv_type: KvTypeName,
 
-    /// The same for keys alone
-    #[arg(long, value_name = "TYPE", value_enum)]
+    /// The same for keys alone [default: that of --kv-type]
+    #[arg(long, value_name = "TYPE", value_enum, help_heading = "KV cache")]
     pub kv_type_k: Option<KvTypeName>,
 
-    /// The same for values alone
-    #[arg(long, value_name = "TYPE", value_enum)]
+    /// The same for values alone [default: that of --kv-type]
+    #[arg(long, value_name = "TYPE", value_enum, help_heading = "KV cache")]
     pub kv_type_v: Option<KvTypeName>,
 
     /// Load although the context does not fit into memory
     #[arg(long)]
     pub force: bool,
 
-    /// Keep the weights in memory, so that the system never drops or swaps them
+    /// Keep the weights in memory
+    ///
+    /// The system never drops or swaps them then; `ulimit -l` must allow it.
     #[arg(long)]
     pub mlock: bool,
 
-    /// Read the file into memory instead of mapping it: for slow network disks, or a file that may change meanwhile
+    /// Read the file into memory instead of mapping it
+    ///
+    /// For slow network disks, or a file that may change meanwhile.
     #[arg(long)]
     pub no_mmap: bool,
 
-    /// CPU instructions to use [default: $SAYFA_SIMD, else the best this CPU has]
+    /// CPU instructions to use
+    ///
+    /// All of them give the same results.
+    ///
+    /// [default: $SAYFA_SIMD, else the best this CPU has]
     #[arg(long, value_name = "SET", value_enum)]
     pub simd: Option<SimdName>,
 
-    /// Bits in which the inputs of quantized matrices are kept: 16 comes close to exact arithmetic and reads prompts at
-    /// about two thirds of the speed
+    /// Bits of the inputs of quantized matrices
+    ///
+    /// 16 comes close to exact arithmetic and reads prompts at about two thirds of the speed.
     #[arg(long, value_name = "BITS", value_enum, default_value_t = ActivationBits::Eight)]
     pub activations: ActivationBits,
 
-    /// Base of the rotary position frequencies [default: from the model]
+    /// Base of the rotary frequencies [default: from the model]
     #[arg(long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
     pub rope_freq_base: Option<f32>,
 
-    /// Factor of the rotary position frequencies [default: from the model]
+    /// Factor of the rotary frequencies [default: from the model]
     #[arg(long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true)]
     pub rope_freq_scale: Option<f32>,
 
-    /// How positions beyond the trained ones are scaled [default: from the model]
+    /// How positions are scaled [default: from the model]
+    ///
+    /// For contexts beyond the trained length.
     #[arg(long, value_name = "KIND", value_enum)]
     pub rope_scaling: Option<RopeScalingName>,
 
@@ -118,16 +137,23 @@ impl ModelArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct CacheArgs {
-    /// Most tokens kept for reuse when nothing holds them any more [default: as many as the context]
+    /// Most tokens kept for reuse [default: as many as the context]
+    ///
+    /// Of text that no conversation holds any more.
     #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1 << 31), allow_negative_numbers = true)]
     pub cache_tokens: Option<usize>,
 
-    /// When the context is full: end the answer, or forget the oldest tokens and go on
+    /// What to do when the context is full
+    ///
+    /// `stop` ends the answer, `evict` forgets the oldest tokens and goes on.
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnFullName::Stop)]
     pub on_full: OnFullName,
 
-    /// With `--on-full evict`: so many of the first tokens are never forgotten (rounded up to blocks of 16); -1: the
-    /// whole first prompt [default: 16, as models lean on their first tokens]
+    /// First tokens that `--on-full evict` never forgets
+    ///
+    /// Rounded up to blocks of 16; -1: the whole first prompt.
+    ///
+    /// [default: 16, as models lean on their first tokens]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(-1..=1 << 31), allow_negative_numbers = true)]
     pub keep: Option<i64>,
 }
@@ -167,7 +193,9 @@ impl CacheArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct SystemArgs {
-    /// System message; "" asks for an empty one, where a model's template would add its own
+    /// System message
+    ///
+    /// "" asks for an empty one, where a model's template would add its own.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
@@ -175,12 +203,15 @@ pub struct SystemArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "system")]
     pub system_file: Option<PathBuf>,
 
-    /// Put the system message into the first user message, for templates without a system role
+    /// Put the system message into the first user message
+    ///
+    /// For templates without a system role.
     #[arg(long)]
     pub system_in_user: bool,
 
-    /// Chat template instead of the model's own: a file of Jinja, or a family's name such as chatml, llama3 or gemma
-    /// (an unknown one gets the list)
+    /// Chat template instead of the model's own
+    ///
+    /// A file of Jinja, or a family's name such as chatml, llama3 or gemma (an unknown one gets the list).
     #[arg(long, value_name = "FILE|NAME")]
     pub chat_template: Option<PathBuf>,
 }
@@ -188,11 +219,15 @@ pub struct SystemArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Generation")]
 pub struct GenerationArgs {
-    /// Most tokens of an answer; -1: until its end, -2: until the context is full
+    /// Most tokens of an answer; -1: no limit
+    ///
+    /// -1: until the model ends it; -2: until the context is full.
     #[arg(short = 'n', long, value_name = "N", default_value_t = -1, value_parser = clap::value_parser!(i64).range(-2..=1 << 31), allow_negative_numbers = true)]
     pub predict: i64,
 
-    /// End the answer before this text (may be given several times)
+    /// End the answer before this text
+    ///
+    /// May be given several times.
     #[arg(short = 'r', long = "stop", visible_alias = "reverse-prompt", value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
 
@@ -218,75 +253,18 @@ impl GenerationArgs {
     }
 }
 
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// Temperature; 0: always the likeliest token
-    #[arg(long, value_name = "X", default_value_t = 0.8, value_parser = zero_or_more, allow_negative_numbers = true)]
-    pub temp: f32,
-
-    /// Keep the K likeliest tokens; 0 or less: all
-    #[arg(long, value_name = "K", default_value_t = 40, allow_negative_numbers = true)]
-    pub top_k: i64,
-
-    /// Keep the likeliest tokens that together reach this probability; 1: all
-    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = zero_to_one, allow_negative_numbers = true)]
-    pub top_p: f32,
-
-    /// Keep tokens at least this likely, as a part of the likeliest; 0: all
-    #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = zero_to_one, allow_negative_numbers = true)]
-    pub min_p: f32,
-
-    /// Weaken tokens of the last ones by this factor; 1: off
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = above_zero, allow_negative_numbers = true)]
-    pub repeat_penalty: f32,
-
-    /// How many of the last tokens the penalties look at; 0: none, -1: all
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(i64).range(-1..), allow_negative_numbers = true)]
-    pub repeat_last_n: i64,
-
-    /// Subtracted from tokens that were there at all; 0: off
-    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
-    pub presence_penalty: f32,
-
-    /// Subtracted from tokens for each time they were there; 0: off
-    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
-    pub frequency_penalty: f32,
-
-    /// Seed of the random numbers; the same seed gives the same text; -1: a new one each time
-    #[arg(short, long, value_name = "SEED", default_value = "-1", value_parser = seed, allow_negative_numbers = true)]
-    pub seed: Seed,
-
-    /// Never end the answer: no end token can come
-    #[arg(long)]
-    pub ignore_eos: bool,
-}
-
-impl SamplingArgs {
-    pub fn params(&self, tokenizer: &Tokenizer) -> Params {
-        Params {
-            temperature: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            repeat_last_n: self.repeat_last_n,
-            seed: self.seed.0,
-            banned: if self.ignore_eos { tokenizer.end_of_generation().to_vec() } else { Vec::new() },
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Messages")]
 pub struct Talk {
-    /// No progress and no notes; warnings and errors stay
+    /// No progress and no notes
+    ///
+    /// Warnings and errors stay.
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
 
-    /// Notes also where standard error is no terminal
+    /// All notes
+    ///
+    /// Also where standard error is no terminal.
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -379,38 +357,15 @@ impl From<RopeScalingName> for RopeScaling {
     }
 }
 
-/// `None`: a new one each time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seed(pub Option<u64>);
-
-fn seed(text: &str) -> Result<Seed, String> {
-    if text == "-1" {
-        return Ok(Seed(None));
-    }
-    text.parse().map(|seed| Seed(Some(seed))).map_err(|_| "not a whole number from -1 to 2^64 - 1".to_string())
-}
-
-fn number(text: &str, wanted: &str, fits: impl Fn(f32) -> bool) -> Result<f32, String> {
+pub fn number(text: &str, wanted: &str, fits: impl Fn(f32) -> bool) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(value) if value.is_finite() && fits(value) => Ok(value),
         _ => Err(format!("not {wanted}")),
     }
 }
 
-fn finite(text: &str) -> Result<f32, String> {
-    number(text, "a finite number", |_| true)
-}
-
-fn zero_or_more(text: &str) -> Result<f32, String> {
-    number(text, "a number of 0 or more", |value| value >= 0.0)
-}
-
-fn above_zero(text: &str) -> Result<f32, String> {
+pub fn above_zero(text: &str) -> Result<f32, String> {
     number(text, "a number above 0", |value| value > 0.0)
-}
-
-fn zero_to_one(text: &str) -> Result<f32, String> {
-    number(text, "a number from 0 to 1", |value| (0.0..=1.0).contains(&value))
 }
 
 /// Escapes of C that llama.cpp knows too; what is none of them stays as it is.
@@ -471,22 +426,5 @@ mod tests {
         let useless = CacheArgs { keep: Some(0), ..CacheArgs::default() };
         assert!(useless.on_full(512).unwrap_err().is::<Usage>());
         assert_eq!(CacheArgs::default().on_full(8).unwrap(), OnFull::Stop);
-    }
-
-    #[test]
-    fn seeds_cover_all_of_u64_and_minus_one_is_random() {
-        assert_eq!(seed("-1"), Ok(Seed(None)));
-        assert_eq!(seed("0"), Ok(Seed(Some(0))));
-        assert_eq!(seed("18446744073709551615"), Ok(Seed(Some(u64::MAX))));
-        assert!(seed("-2").is_err() && seed("18446744073709551616").is_err() && seed("x").is_err());
-    }
-
-    #[test]
-    fn numbers_out_of_range_are_refused() {
-        for text in ["nan", "inf", "-0.1", "1.5", "", "x"] {
-            assert!(zero_to_one(text).is_err(), "{text}");
-        }
-        assert!(above_zero("0").is_err() && above_zero("-1").is_err() && zero_or_more("0").is_ok());
-        assert!(finite("nan").is_err() && finite("-2").is_ok());
     }
 }

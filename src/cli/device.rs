@@ -11,13 +11,18 @@ use crate::backend::cuda::{self, DeviceInfo, Unavailable, Usable};
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
-    /// Where to compute: `auto` takes the first GPU if it can be used, `cuda` and `cuda:N` insist on one
-    #[arg(long, value_name = "auto|cpu|cuda[:N]", value_parser = Device::parse, default_value = "auto")]
+    /// Where to compute: auto, cpu, cuda or cuda:N
+    ///
+    /// `auto` takes the first GPU if it can be used, `cuda` and `cuda:N` insist on one.
+    #[arg(long, value_name = "DEVICE", value_parser = Device::parse, default_value = "auto")]
     pub device: Device,
 
-    /// How many of the last layers lie on the GPU, the output head counted as one: a number, `all`, or `auto` for as many
-    /// as fit; 0: the CPU computes everything (also -ngl)
-    #[arg(long, value_name = "N|auto|all", value_parser = GpuLayers::parse, visible_alias = "n-gpu-layers", allow_negative_numbers = true)]
+    /// Layers on the GPU: a number, auto or all (also -ngl)
+    ///
+    /// The last ones of the model, the output head counted as one. `auto`: as many as fit; 0: the CPU computes everything.
+    ///
+    /// [default: auto]
+    #[arg(long, value_name = "N", value_parser = GpuLayers::parse, visible_alias = "n-gpu-layers", allow_negative_numbers = true)]
     pub gpu_layers: Option<GpuLayers>,
 }
 

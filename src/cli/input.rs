@@ -13,19 +13,27 @@ use super::terminal::Terminal;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct InputArgs {
-    /// Text, after standard input and -f; \n stays two characters unless -e is given
+    /// Text, after standard input and -f
+    ///
+    /// `\n` stays two characters unless -e is given.
     #[arg(short, long, value_name = "TEXT")]
     pub prompt: Option<OsString>,
 
-    /// Read text from this file, after standard input (may be given several times; `-`: standard input)
+    /// Read text from this file, after standard input
+    ///
+    /// May be given several times; `-`: standard input.
     #[arg(short, long = "file", value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// Leave standard input alone, also where it is no terminal
+    /// Leave standard input alone
+    ///
+    /// Also where it is no terminal.
     #[arg(long)]
     pub no_stdin: bool,
 
-    /// Refuse text that is not UTF-8 instead of replacing what is wrong by U+FFFD
+    /// Refuse text that is not UTF-8
+    ///
+    /// Without it what is wrong becomes U+FFFD.
     #[arg(long)]
     pub strict_utf8: bool,
 }

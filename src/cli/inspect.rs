@@ -21,15 +21,17 @@ const FIRST_ELEMENTS: usize = 8;
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// GGUF file or name, as for the other commands
+    /// GGUF file, or the name of one
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     model: Option<PathBuf>,
 
     /// The same without -m
-    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    #[arg(value_name = "MODEL", conflicts_with = "model", help_heading = "Model")]
     file: Option<PathBuf>,
 
-    /// Print one JSON object {metadata, tensors, kv_bytes_per_token}
+    /// Print one JSON object
+    ///
+    /// {metadata, tensors, kv_bytes_per_token}
     #[arg(long, help_heading = "Output")]
     json: bool,
 

@@ -24,11 +24,15 @@ pub struct PerplexityArgs {
     #[command(flatten)]
     input: InputArgs,
 
-    /// Print one JSON object {tokens, nll, mean_nll, ppl, window_tokens}
+    /// Print one JSON object
+    ///
+    /// {tokens, nll, mean_nll, ppl, window_tokens}
     #[arg(long, help_heading = "Output")]
     json: bool,
 
-    /// How far the KV type (of --kv-type, else int8) is from f16, beside how far f32 is: mean KL, top-1 agreement, drift
+    /// How far the KV type is from f16
+    ///
+    /// That of --kv-type, else int8, beside how far f32 is: mean KL, top-1 agreement, drift.
     #[arg(long, help_heading = "Output")]
     compare_kv: bool,
 

@@ -17,8 +17,9 @@ use crate::tokenizer::{Special, Tokenizer};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct GapArgs {
-    /// Fill in the middle: write what stands between the prompt and this text, for models whose vocabulary has the
-    /// markers of that; every byte of both counts, and no chat template is used
+    /// Fill in the middle: what stands between prompt and this
+    ///
+    /// For models whose vocabulary has the markers of that; every byte of both counts, and no chat template is used.
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "system", "system_file", "system_in_user", "chat_template"])]
     pub suffix: Option<String>,
 

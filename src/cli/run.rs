@@ -2,18 +2,23 @@
 
 use std::ops::ControlFlow;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SamplingArgs, SystemArgs, Talk};
+use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SystemArgs, Talk};
+use super::constraint::ConstraintArgs;
+use super::display::{AnswerView, DisplayArgs};
 use super::input::InputArgs;
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
 use super::prompt::{self, GapArgs};
+use super::report::{self, Answer};
+use super::sampling::SamplingArgs;
 use super::session::{self, SessionArgs};
 use super::terminal::{Interrupts, Terminal};
-use super::{Ended, counted};
+use super::{Ended, Usage, counted};
+use crate::constraint::Constraint;
 use crate::engine::SequenceId;
 use crate::generation::{self, Completion, Event, FinishReason, Request};
 use crate::sampler::{Params, Sampler};
@@ -30,36 +35,61 @@ pub struct RunArgs {
     #[command(flatten)]
     pub system: SystemArgs,
 
-    /// Give the text to the model as it is: no chat template, and names of control tokens in it are control tokens
+    /// Give the text to the model as it is
+    ///
+    /// No chat template, and names of control tokens in it are control tokens.
     #[arg(long, help_heading = "Prompt", conflicts_with_all = ["system", "system_file", "system_in_user", "chat_template"])]
     pub raw: bool,
 
     #[command(flatten)]
     pub gap: GapArgs,
 
-    /// Print the prompt's tokens as JSON {text, ids, pieces} instead of answering
+    /// Print the prompt's tokens instead of answering
+    ///
+    /// One JSON object {text, ids, pieces}.
     #[arg(long, help_heading = "Prompt")]
     pub dump_prompt: bool,
 
     #[command(flatten)]
     pub generation: GenerationArgs,
 
-    /// Answers to the one prompt, which is read once; the seeds are --seed, --seed + 1 and so on. A blank line stands
-    /// between two answers; --json tells them apart whatever they hold
+    /// Answers to the one prompt
+    ///
+    /// It is read once; the seeds are --seed, --seed + 1 and so on. A blank line stands between two answers; --json tells
+    /// them apart whatever they hold.
     #[arg(long = "n", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true, help_heading = "Generation")]
     pub n: u32,
 
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub constraint: ConstraintArgs,
+    #[command(flatten)]
     pub session: SessionArgs,
+    #[command(flatten)]
+    pub display: DisplayArgs,
 
-    /// Print one JSON object with the answer, its finish reason, token counts, speeds and the seed; with --n above 1
-    /// {completions: [of these]}
+    /// Print one JSON object
+    ///
+    /// The answer, its finish reason, token counts, speeds and the seed; with --n above 1 {completions: [of these]}.
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 
-    /// Times and speeds of loading, prompt and answer, and the seed, on standard error
+    /// Print JSON lines while the answer is made
+    ///
+    /// {"index", "text"} for each token, then the object of --json with its index.
+    #[arg(long, help_heading = "Output", conflicts_with = "json")]
+    pub stream_json: bool,
+
+    /// Tell in JSON how likely the model found each token
+    ///
+    /// Of the answer, before any sampling, and the K likeliest in its place. Needs --json or --stream-json.
+    #[arg(long, value_name = "K", help_heading = "Output", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=1000), allow_negative_numbers = true)]
+    pub logprobs: Option<usize>,
+
+    /// Tell times, speeds and the seed on standard error
+    ///
+    /// Of loading, prompt and answer apart.
     #[arg(long, help_heading = "Output")]
     pub stats: bool,
 
@@ -67,8 +97,20 @@ pub struct RunArgs {
     pub talk: Talk,
 }
 
+impl RunArgs {
+    /// Whether standard output gets the answer itself and not JSON.
+    fn is_text(&self) -> bool {
+        !self.json && !self.stream_json
+    }
+}
+
 pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let asked = prompt::read(args, terminal)?;
+    ensure!(
+        args.logprobs.is_none() || args.json || args.stream_json,
+        Usage("--logprobs says nothing without --json or --stream-json".to_string())
+    );
+    let constraint = args.constraint.read(terminal)?;
     if args.dump_prompt {
         let texts = Texts::open(args.model.model.as_deref(), args.system.chat_template.as_deref())?;
         let prompt = prompt::build_prompt(args, &asked, &texts, terminal)?;
@@ -77,6 +119,7 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         return Ok(Ended::Done);
     }
     args.session.check_place()?;
+    args.sampling.warn_of_idle(terminal);
     // The prompt stays in a sequence of its own while an answer is drawn in a fork.
     let sequences = if args.n > 1 { 2 } else { 1 };
     let template = args.system.chat_template.as_deref();
@@ -93,6 +136,10 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
             loaded.config.context_tokens
         );
     }
+    let constraint = match &constraint {
+        Some(asked) => Some((asked.bind(&loaded.texts.tokenizer)?, asked.cut_off())),
+        None => None,
+    };
     // What is saved in the end: the prompt with its answer, the prompt alone where several answers fork from it.
     let home = loaded.engine.new_sequence();
     let about = session::about(&args.model, &loaded);
@@ -108,23 +155,24 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let mut answers = Vec::new();
     let read = if args.n > 1 { Some(read_once(&prompt, home, &mut loaded, terminal)?) } else { None };
     for i in 0..args.n {
-        let mut params = args.sampling.params(&loaded.texts.tokenizer);
+        let mut params = args.sampling.params(&loaded.texts.tokenizer)?;
         // The first sampler draws the seed that the others count on from.
         let first_seed = answers.first().map(|first: &Answer| first.seed);
         params.seed = first_seed.map_or(params.seed, |first| Some(first.wrapping_add(u64::from(i))));
         let mut sampler = Sampler::new(params);
+        sampler.constraint = constraint.as_ref().map(|(constraint, _)| constraint.clone());
         if i > 0 {
             terminal.info(&format!("--- {} of {}, seed {}", i + 1, args.n, sampler.seed()));
-            if !args.json {
+            if args.is_text() {
                 terminal.write_text("\n")?;
             }
         }
         let sequence = if read.is_some() { loaded.engine.fork(home) } else { home };
-        let completion = answer(args, &prompt, sequence, &mut loaded, &mut sampler, terminal)?;
+        let mut completion = answer(args, i, &prompt, sequence, &mut loaded, &mut sampler, terminal)?;
         if sequence != home {
             loaded.engine.free_sequence(sequence);
         }
-        if !args.json {
+        if args.is_text() {
             terminal.write_text("\n")?;
         }
         terminal.flush()?;
@@ -134,19 +182,29 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
             terminal.info(&format!("stopped after -n {}", counted(completion.ids.len(), "token")));
         }
         let was_interrupted = completion.finish_reason == FinishReason::Interrupted;
-        answers.push(Answer { completion, seed: sampler.seed() });
+        let is_met = sampler.constraint.as_mut().is_none_or(Constraint::is_satisfied);
+        if let Some((_, cut_off)) = constraint.as_ref().filter(|_| !is_met && !was_interrupted) {
+            terminal.warn(cut_off);
+        }
+        if let (0, Some(read)) = (i, &read) {
+            // The one reading of the prompt stands with the first answer.
+            completion.cached_tokens = read.cached_tokens;
+            completion.prefill_seconds += read.prefill_seconds;
+        }
+        let answer = Answer { completion, seed: sampler.seed() };
+        if args.stream_json {
+            let mut line = answer.to_json(&loaded.texts.tokenizer);
+            line.insert("index".to_string(), i.into());
+            terminal.write_line(&Value::Object(line).to_string())?;
+        }
+        answers.push(answer);
         if was_interrupted {
             break;
         }
     }
-    if let (Some(read), Some(first)) = (&read, answers.first_mut()) {
-        // Their one reading of the prompt stands with the first answer.
-        first.completion.cached_tokens = read.cached_tokens;
-        first.completion.prefill_seconds += read.prefill_seconds;
-    }
     if args.json {
-        let mut all: Vec<_> = answers.iter().map(Answer::to_json).collect();
-        let report = if args.n == 1 { all.remove(0) } else { json!({ "completions": all }) };
+        let mut all: Vec<_> = answers.iter().map(|answer| answer.to_json(&loaded.texts.tokenizer)).collect();
+        let report = if args.n == 1 { Value::Object(all.remove(0)) } else { json!({ "completions": all }) };
         terminal.write_line(&report.to_string())?;
         terminal.flush()?;
     }
@@ -158,11 +216,6 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     }
     let was_interrupted = |answer: &Answer| answer.completion.finish_reason == FinishReason::Interrupted;
     Ok(if answers.iter().any(was_interrupted) { Ended::Interrupted } else { Ended::Done })
-}
-
-struct Answer {
-    completion: Completion,
-    seed: u64,
 }
 
 /// Makes `origin` hold the prompt, to fork answers from, and tells what reading it took.
@@ -179,7 +232,7 @@ fn read_once(
         }
         ControlFlow::Continue(())
     };
-    let request = Request { prompt: &prompt.ids, max_tokens: Some(0), stop: &[] };
+    let request = Request { prompt: &prompt.ids, max_tokens: Some(0), stop: &[], logprobs: None };
     let mut sampler = Sampler::new(Params::default());
     let tokenizer = &loaded.texts.tokenizer;
     generation::generate(&mut loaded.engine, origin, tokenizer, &mut sampler, &request, &mut on_event)
@@ -198,9 +251,10 @@ fn warn_full(args: &RunArgs, context_tokens: usize, terminal: &Terminal) {
     });
 }
 
-/// Generates, streaming the text unless it goes into JSON.
+/// Generates, and streams the text as the flags want it.
 fn answer(
     args: &RunArgs,
+    index: u32,
     prompt: &Prompt,
     sequence: SequenceId,
     loaded: &mut Loaded,
@@ -211,54 +265,42 @@ fn answer(
     let stops = args.generation.stops();
     let room = loaded.engine.context_tokens() - prompt.ids.len();
     let max_tokens = args.generation.max_tokens_within(room);
-    let request = Request { prompt: &prompt.ids, max_tokens, stop: &stops };
+    let request = Request { prompt: &prompt.ids, max_tokens, stop: &stops, logprobs: args.logprobs };
     let mut notices = Notices::new(loaded.engine.context_tokens());
     let mut progress = Some(terminal.progress_tokens("reading the prompt", prompt.ids.len()));
-    let (mut written, mut shown) = (Ok(()), false);
+    let tokenizer = &loaded.texts.tokenizer;
+    let mut view = AnswerView::new(args.display, &prompt.text, terminal);
+    let (mut written, mut chosen) = (Ok(()), None);
     let mut on_event = |event: Event| {
         match event {
             Event::Prefill { done, .. } => {
                 progress.iter_mut().for_each(|bar| bar.set(done as u64));
             }
+            Event::Chosen(logprobs) => chosen = Some(report::logprobs(logprobs, tokenizer)),
             Event::Text(text) => {
                 progress = None;
-                if !args.json && !text.is_empty() {
-                    shown = true;
-                    written = terminal.write_text(text);
+                let chosen = chosen.take();
+                if args.stream_json && (!text.is_empty() || chosen.is_some()) {
+                    let mut line = json!({ "index": index, "text": text });
+                    if let Some(chosen) = chosen {
+                        line["logprobs"] = chosen;
+                    }
+                    written = terminal.write_line(&line.to_string());
+                } else if args.is_text() {
+                    written = view.write(text, terminal);
                 }
             }
-            Event::Notice(notice) => notices.tell(notice, shown, terminal),
+            Event::Notice(notice) => notices.tell(notice, view.is_shown(), terminal),
         }
         if written.is_err() || interrupts.pending() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let tokenizer = &loaded.texts.tokenizer;
     let completion = generation::generate(&mut loaded.engine, sequence, tokenizer, sampler, &request, &mut on_event);
-    written?;
+    let shown = view.is_shown();
+    written.and_then(|()| view.end(terminal))?;
     if completion.is_err() && shown {
         terminal.write_text("\n")?;
     }
     completion
-}
-
-impl Answer {
-    fn to_json(&self) -> serde_json::Value {
-        let completion = &self.completion;
-        let finish_reason = match completion.finish_reason {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-            FinishReason::Interrupted => "interrupted",
-        };
-        json!({
-            "text": completion.text,
-            "finish_reason": finish_reason,
-            "prompt_tokens": completion.prompt_tokens,
-            "cached_tokens": completion.cached_tokens,
-            "completion_tokens": completion.ids.len(),
-            "prefill_tokens_per_second": completion.prefill_tokens_per_second(),
-            "decode_tokens_per_second": completion.decode_tokens_per_second(),
-            "seed": self.seed,
-        })
-    }
 }
 
 fn stats(loaded: &Loaded, completion: &Completion, seed: u64) -> String {

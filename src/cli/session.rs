@@ -16,11 +16,13 @@ use crate::tokenizer::{TokenId, Tokenizer};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Session")]
 pub struct SessionArgs {
-    /// Resume what this file holds without computing it again, and save to it when leaving; a new file is created
+    /// Resume from this file, and save to it when leaving
+    ///
+    /// What it holds is not computed again. A new file is created.
     #[arg(long, value_name = "FILE")]
     pub session: Option<PathBuf>,
 
-    /// Resume, but leave the session's file as it is
+    /// Resume, but leave the file as it is
     #[arg(long, requires = "session")]
     pub session_ro: bool,
 }

@@ -14,6 +14,8 @@ use signal_hook::iterator::Signals;
 static CATCHING: AtomicBool = AtomicBool::new(false);
 /// The first signal noted by the present or last `Interrupts`, 0 if there was none.
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
+/// Ctrl-C is meant for a program that runs in front of this one.
+static LEFT_TO_CHILD: AtomicBool = AtomicBool::new(false);
 /// How the terminal was before an editor or `without_echo` changed it.
 static AT_START: OnceLock<Termios> = OnceLock::new();
 
@@ -29,6 +31,9 @@ pub fn install() -> anyhow::Result<()> {
 }
 
 fn arrived(signal: i32) {
+    if signal == SIGINT && LEFT_TO_CHILD.load(Ordering::SeqCst) {
+        return;
+    }
     if CATCHING.load(Ordering::SeqCst) && CAUGHT.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     {
         return;
@@ -62,6 +67,20 @@ impl Interrupts {
 impl Drop for Interrupts {
     fn drop(&mut self) {
         CATCHING.store(false, Ordering::SeqCst);
+    }
+}
+
+/// While this lives, Ctrl-C is for the program that this one waits for.
+pub struct LeftToChild(());
+
+pub fn leave_to_child() -> LeftToChild {
+    LEFT_TO_CHILD.store(true, Ordering::SeqCst);
+    LeftToChild(())
+}
+
+impl Drop for LeftToChild {
+    fn drop(&mut self) {
+        LEFT_TO_CHILD.store(false, Ordering::SeqCst);
     }
 }
 
@@ -131,5 +150,8 @@ mod tests {
         drop(Interrupts::catch());
         assert!(!end_is_wanted());
         assert_eq!(exit_code(), 130);
+        // Else this would end the tests.
+        let _left = leave_to_child();
+        arrived(SIGINT);
     }
 }

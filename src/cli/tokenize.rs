@@ -15,7 +15,7 @@ use crate::tokenizer::{Special, Tokenizer};
 
 #[derive(Debug, Args)]
 pub struct TokenizeArgs {
-    /// GGUF file or name, as for the other commands; a vocabulary is enough
+    /// GGUF file, or the name of one; a vocabulary is enough
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     model: Option<PathBuf>,
 
@@ -26,7 +26,9 @@ pub struct TokenizeArgs {
     #[arg(short, long, help_heading = "Prompt")]
     escape: bool,
 
-    /// Read names of control tokens as these tokens, and add the BOS and EOS that the model asks for
+    /// Read names of control tokens as these tokens
+    ///
+    /// And add the BOS and EOS that the model asks for.
     #[arg(long, help_heading = "Prompt")]
     special: bool,
 

@@ -19,21 +19,32 @@ pub fn sentence(error: &Error, args: &[OsString], program: &clap::Command) -> St
         let flag = flags?.get_arguments().find(|flag| flag.get_long() == long.strip_prefix("--"))?;
         flag.get_short()
     };
-    format!("{}; see '{help}'", wrong(error, args, takes_prompt, short))
+    let called = |flag: &str| short(flag).map_or_else(|| flag.to_string(), |short| format!("-{short} ({flag})"));
+    format!("{}; see '{help}'", wrong(error, args, takes_prompt, called))
 }
 
-fn wrong(error: &Error, args: &[OsString], takes_prompt: bool, short: impl Fn(&str) -> Option<char>) -> String {
+/// The flag that an error is about, with its dashes.
+pub fn flag(error: &Error) -> String {
+    // `--top-p <P>`: the flag counts, not how its value is called.
+    let argument = text(error, ContextKind::InvalidArg).unwrap_or_default();
+    argument.split([' ', '=']).next().unwrap_or_default().to_string()
+}
+
+pub fn suggested_flag(error: &Error) -> Option<String> {
+    text(error, ContextKind::SuggestedArg).filter(|flag| flag != "--help")
+}
+
+/// The sentence alone; flags are called what their reader knows them by.
+pub fn wrong(error: &Error, args: &[OsString], takes_prompt: bool, called: impl Fn(&str) -> String) -> String {
     let name = |kind| text(error, kind);
     let suggestion = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
         .into_iter()
         .find_map(name)
         .filter(|suggestion| suggestion != "help")
         .map_or_else(String::new, |suggestion| format!(", did you mean {suggestion}?"));
-    // `--top-p <P>`: the flag counts, not how its value is called.
-    let argument = name(ContextKind::InvalidArg).unwrap_or_default();
-    let flag = argument.split(" <").next().unwrap_or_default();
+    let flag = flag(error);
     let value = name(ContextKind::InvalidValue).unwrap_or_default();
-    let both = short(flag).map_or_else(|| flag.to_string(), |short| format!("-{short} ({flag})"));
+    let both = called(&flag);
     match error.kind() {
         ErrorKind::UnknownArgument if flag.starts_with('-') => format!("there is no flag {flag}{suggestion}"),
         ErrorKind::UnknownArgument if takes_prompt => format!("'{flag}' stands alone: use -p to give a prompt"),

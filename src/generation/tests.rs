@@ -220,6 +220,7 @@ fn recite(answer: &[TokenId], params: Params, context_tokens: usize, request: Re
         match event {
             Event::Prefill { .. } => prefills += 1,
             Event::Text(text) => pieces.push(text.to_string()),
+            Event::Chosen(_) => {}
             Event::Notice(notice) => panic!("nothing is forgotten: {notice:?}"),
         }
         seen += 1;
@@ -231,7 +232,7 @@ fn recite(answer: &[TokenId], params: Params, context_tokens: usize, request: Re
     Answer { result, pieces, prefills, held: engine.tokens(sequence).len() }
 }
 
-const ANY: Request = Request { prompt: &[], max_tokens: None, stop: &[] };
+const ANY: Request = Request { prompt: &[], max_tokens: None, stop: &[], logprobs: None };
 const NO_BREAK: usize = usize::MAX;
 
 #[test]

@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Candidate, Params};
+use super::Params;
+use super::candidates::{Candidate, change};
 use crate::tokenizer::TokenId;
 
 /// How often each token came within the last `repeat_last_n` tokens of prompt and answer.
@@ -43,21 +44,22 @@ impl Window {
 }
 
 pub fn are_off(params: &Params) -> bool {
-    params.repeat_penalty == 1.0 && params.presence_penalty == 0.0 && params.frequency_penalty == 0.0
+    let change_nothing =
+        params.repeat_penalty == 1.0 && params.presence_penalty == 0.0 && params.frequency_penalty == 0.0;
+    change_nothing || params.repeat_last_n == 0
 }
 
-/// Makes the tokens of the window less likely. `candidates` still hold every id at its own index.
+/// Makes the tokens of the window less likely.
 ///
 /// A negative logit is multiplied by the repeat penalty, not divided, so that it too moves down.
 pub fn apply(candidates: &mut [Candidate], window: &Window, params: &Params) {
-    for (&token, &count) in &window.counts {
-        let Some(candidate) = candidates.get_mut(token as usize) else { continue };
-        let logit = candidate.logit;
-        let repeated = if logit <= 0.0 { logit * params.repeat_penalty } else { logit / params.repeat_penalty };
-        let penalized = repeated - (count as f32 * params.frequency_penalty + params.presence_penalty);
-        // Extreme parameters must not make an infinity that the draw would turn into NaN.
-        candidate.logit = penalized.clamp(f32::MIN, f32::MAX);
+    if are_off(params) {
+        return;
     }
+    change(candidates, &window.counts, |logit, &count| {
+        let repeated = if logit <= 0.0 { logit * params.repeat_penalty } else { logit / params.repeat_penalty };
+        repeated - (count as f32 * params.frequency_penalty + params.presence_penalty)
+    });
 }
 
 #[cfg(test)]

@@ -1,8 +1,40 @@
-//! Stages that drop unlikely candidates: top-k, top-p, min-p. Each keeps at least the best one.
+//! Stages that drop unlikely candidates: top-n-sigma, top-k, top-p, min-p. Each keeps at least the best one.
 //!
 //! No stage sorts the whole vocabulary: a selection in O(n) finds the best few, and only those are sorted.
 
-use super::{Candidate, best_logit, by_rank};
+use super::candidates::{Candidate, best_logit, by_rank, keep, keep_until, weigh};
+
+/// Keeps the candidates within `n` standard deviations (of all logits in the list) of the best logit, in the order
+/// given; 0 or less: keeps all.
+pub fn top_n_sigma(candidates: &mut Vec<Candidate>, n: f32) {
+    if n > 0.0 && candidates.len() > 1 {
+        let best = f64::from(best_logit(candidates));
+        let sigma = deviation(candidates);
+        let least = best - f64::from(n) * sigma;
+        // Equal logits have no deviation, which times infinity is NaN: all of them are the best.
+        if !least.is_nan() {
+            keep(candidates, |logit| f64::from(logit) >= least);
+        }
+    }
+}
+
+/// Standard deviation of the logits, by the mean of squares about their mean.
+fn deviation(candidates: &[Candidate]) -> f64 {
+    let count = candidates.len() as f64;
+    let mean = sum(candidates, |logit| logit) / count;
+    (sum(candidates, |logit| (logit - mean) * (logit - mean)) / count).sqrt()
+}
+
+/// In eight sums side by side, so that no addition waits for the last one.
+fn sum(candidates: &[Candidate], of: impl Fn(f64) -> f64) -> f64 {
+    let mut sums = [0.0; 8];
+    for run in candidates.chunks(sums.len()) {
+        for (sum, candidate) in sums.iter_mut().zip(run) {
+            *sum += of(f64::from(candidate.logit));
+        }
+    }
+    sums.iter().sum()
+}
 
 /// Keeps the `k` best, best first; 0 or less: keeps all, in the order given.
 pub fn top_k(candidates: &mut Vec<Candidate>, k: i64) {
@@ -36,54 +68,33 @@ pub fn top_p(candidates: &mut Vec<Candidate>, p: f32, weights: &mut Vec<f32>) {
     if p >= 1.0 {
         return;
     }
-    super::temperature::weigh(candidates, 1.0, weights);
-    let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
-    let wanted = f64::from(p) * total;
-
-    // Most texts need a handful of candidates, a flat distribution thousands: sort four times more on each try.
     let best = best_logit(candidates);
-    let mut sorted = 0;
+    let wanted = f64::from(p) * weigh(candidates, weights);
     let mut reached = 0.0;
-    while sorted < candidates.len() {
-        let next = (sorted * 4).max(64).min(candidates.len());
-        let rest = &mut candidates[sorted..];
-        if next - sorted < rest.len() {
-            rest.select_nth_unstable_by(next - sorted, by_rank);
-        }
-        rest[..next - sorted].sort_unstable_by(by_rank);
-        for i in sorted..next {
-            reached += f64::from(libm::expf(candidates[i].logit - best));
-            if reached >= wanted {
-                candidates.truncate(i + 1);
-                return;
-            }
-        }
-        sorted = next;
-    }
+    keep_until(candidates, by_rank, |candidate| {
+        reached += f64::from(libm::expf(candidate.logit - best));
+        reached >= wanted
+    });
 }
 
 /// Keeps the candidates at least `p` times as likely as the best, in the order given; 0 or less: keeps all.
 pub fn min_p(candidates: &mut Vec<Candidate>, p: f32) {
-    if p <= 0.0 {
-        return;
-    }
-    let best = candidates.iter().copied().min_by(by_rank).expect("the chain never empties the list");
-    let least = best.logit + libm::logf(p);
-    candidates.retain(|candidate| candidate.logit >= least);
-    if candidates.is_empty() {
-        candidates.push(best);
+    if p > 0.0 {
+        let least = best_logit(candidates) + libm::logf(p);
+        keep(candidates, |logit| logit >= least);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::rng::Rng;
-    use super::super::tests::{candidates, ids};
+    use super::super::tests::{candidates, ids, of_weights};
     use super::*;
 
-    /// Logits whose softmax is exactly proportional to `weights`, up to rounding.
-    fn of_weights(weights: &[f32]) -> Vec<Candidate> {
-        candidates(&weights.iter().map(|&weight| libm::logf(weight)).collect::<Vec<_>>())
+    fn kept_by_top_n_sigma(values: &[f32], n: f32) -> Vec<u32> {
+        let mut list = candidates(values);
+        top_n_sigma(&mut list, n);
+        ids(&list)
     }
 
     fn kept_by_top_k(values: &[f32], k: i64) -> Vec<u32> {
@@ -102,6 +113,28 @@ mod tests {
         let mut list = of_weights(weights);
         min_p(&mut list, p);
         ids(&list)
+    }
+
+    #[test]
+    fn top_n_sigma_counts_deviations_from_the_best() {
+        // Mean 5, squares 9 + 1 + 1 + 1 + 0 + 0 + 4 + 16 = 32, of eight: the deviation is 2. The best is 9.
+        let values = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0];
+        assert_eq!(kept_by_top_n_sigma(&values, 0.5), [7]);
+        assert_eq!(kept_by_top_n_sigma(&values, 1.0), [6, 7], "what is exactly as far off stays");
+        assert_eq!(kept_by_top_n_sigma(&values, 2.25), [4, 5, 6, 7]);
+        assert_eq!(kept_by_top_n_sigma(&values, 3.5).len(), 8);
+    }
+
+    #[test]
+    fn top_n_sigma_at_its_edges() {
+        let values = [2.0, 9.0, 4.0];
+        for n in [0.0, -1.0, f32::NAN, f32::NEG_INFINITY, f32::INFINITY] {
+            assert_eq!(kept_by_top_n_sigma(&values, n), [0, 1, 2], "n = {n}");
+        }
+        assert_eq!(kept_by_top_n_sigma(&values, f32::MIN_POSITIVE), [1]);
+        assert_eq!(kept_by_top_n_sigma(&[1.0; 3], f32::INFINITY), [0, 1, 2], "no deviation, times infinity");
+        assert_eq!(kept_by_top_n_sigma(&[f32::MIN, f32::MAX], 1.0), [1], "squares beyond f32");
+        assert_eq!(kept_by_top_n_sigma(&[1.0], 1.0), [0]);
     }
 
     #[test]
@@ -152,8 +185,14 @@ mod tests {
     #[test]
     fn top_p_at_its_edges() {
         let weights = [0.1, 0.4, 0.2, 0.3];
-        assert_eq!(kept_by_top_p(&weights, 0.0), [1], "0 keeps the best");
-        assert_eq!(kept_by_top_p(&weights, 1.0), [0, 1, 2, 3], "1 is off");
+        for p in [0.0, -1.0, f32::NEG_INFINITY] {
+            assert_eq!(kept_by_top_p(&weights, p), [1], "{p} keeps the best");
+        }
+        for p in [1.0, 2.0, f32::INFINITY] {
+            assert_eq!(kept_by_top_p(&weights, p), [0, 1, 2, 3], "{p} is off");
+        }
+        assert_eq!(kept_by_top_p(&weights, f32::NAN).len(), 4);
+        assert_eq!(kept_by_top_p(&[1.0], 0.0), [0]);
     }
 
     #[test]
@@ -174,7 +213,11 @@ mod tests {
     #[test]
     fn min_p_at_its_edges() {
         let weights = [0.1, 0.4, 0.2, 0.3];
-        assert_eq!(kept_by_min_p(&weights, 0.0), [0, 1, 2, 3], "0 is off");
-        assert_eq!(kept_by_min_p(&weights, 1.5), [1], "above 1 keeps the best");
+        for p in [0.0, -1.0, f32::NAN, f32::NEG_INFINITY] {
+            assert_eq!(kept_by_min_p(&weights, p), [0, 1, 2, 3], "{p} is off");
+        }
+        for p in [1.5, f32::INFINITY] {
+            assert_eq!(kept_by_min_p(&weights, p), [1], "{p} keeps the best");
+        }
     }
 }

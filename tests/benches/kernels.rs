@@ -1,5 +1,6 @@
 //! Every kernel of every table that this CPU runs, by itself: one thread, data that stays in its caches. Weights count as
-//! bytes per second in products with one token, else an item is a multiplication or an addition.
+//! bytes per second in products with one token, else an item is a multiplication or an addition. And the sampler, which is
+//! no kernel, but a part of every step.
 //!
 //! `cargo bench` runs all, `cargo bench -- gemm` or `cargo bench -- Q4_K` those with such a name.
 
@@ -14,6 +15,7 @@ use sayfa::kv::layout::{BLOCK_TOKENS, KvType};
 use sayfa::model::Matrix;
 use sayfa::quant::DType;
 use sayfa::quant::activation::{Precision, QuantTile, TILE};
+use sayfa::sampler::{Chain, Dry, Dynatemp, Mirostat, Params, Sampler, Stage, Xtc};
 
 /// A matrix of these sizes takes 40 to 140 KB: the L2 cache holds it.
 const ROWS: usize = 64;
@@ -256,4 +258,62 @@ fn widen(bencher: Bencher, case: &Case<KvType>) {
 fn quantize_head(bencher: Bencher, case: &Case<usize>) {
     let (head, mut q) = (floats(case.on), vec![0; case.on]);
     bencher.counter(BytesCount::of_slice(&head)).bench_local(|| (case.kernels.quantize_head)(&head, &mut q));
+}
+
+/// A way to draw a token.
+#[derive(Clone)]
+struct Draw {
+    name: &'static str,
+    params: Params,
+    text_tokens: u32,
+}
+
+impl fmt::Display for Draw {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// The whole chains that matter, and each stage by itself: with the draw, which is dear where much is left.
+fn draws() -> Vec<Draw> {
+    let all = Params {
+        repeat_penalty: 1.1,
+        dry: Dry { multiplier: 0.8, last_n: -1, ..Dry::default() },
+        top_n_sigma: 1.0,
+        typical: 0.9,
+        xtc: Xtc { probability: 1.0, threshold: 0.05 },
+        dynatemp: Dynatemp { range: 0.2, exponent: 1.0 },
+        ..Params::default()
+    };
+    let greedy = Params { temperature: 0.0, biases: vec![(7, 0.5)], ..Params::default() };
+    let banned = Params { banned: vec![2, 7], ..Params::default() };
+    let mirostat = Params { mirostat: Some(Mirostat::default()), ..Params::default() };
+    let whole = [
+        ("default", Params::default()),
+        ("default, greedy with a bias", greedy),
+        ("default with banned tokens", banned),
+        ("default, every stage on", all.clone()),
+        ("mirostat", mirostat),
+        ("no stage", Params { chain: Chain(vec![]), ..all.clone() }),
+    ];
+    let alone = Stage::ALL.map(|stage| (stage.name(), Params { chain: Chain(vec![stage]), ..all.clone() }));
+    let long = Draw {
+        name: "dry after 65536 tokens",
+        params: Params { chain: Chain(vec![Stage::Dry]), ..all },
+        text_tokens: 65_536,
+    };
+    let short = whole.into_iter().chain(alone).map(|(name, params)| Draw { name, params, text_tokens: 1024 });
+    short.chain([long]).collect()
+}
+
+/// One token of SmolLM2's vocabulary. Logits: a bell, and a few far above it.
+#[divan::bench(args = draws())]
+fn sample(bencher: Bencher, draw: &Draw) {
+    const VOCAB: usize = 49_152;
+    let uniform = floats(4 * VOCAB);
+    let mut logits: Vec<f32> = uniform.chunks(4).map(|four| 3.0 * four.iter().sum::<f32>()).collect();
+    logits.iter_mut().step_by(4000).for_each(|logit| *logit += 12.0);
+    let mut sampler = Sampler::new(draw.params.clone());
+    (0..draw.text_tokens).for_each(|at| sampler.accept(at % 300));
+    bencher.bench_local(|| sampler.sample(&logits).expect("the logits are finite"));
 }

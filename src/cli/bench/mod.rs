@@ -35,11 +35,13 @@ pub struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// A published model with random weights instead of a file, such as llama-3.2-1b
+    /// A published model with random weights: llama-3.2-1b ...
     #[arg(long, value_name = "NAME", value_parser = shapes::named, conflicts_with_all = ["model", "mlock", "no_mmap"], help_heading = "Model")]
     shape: Option<(String, Shape)>,
 
-    /// How the weights of --shape are quantized: a type (f16, q8_0, q4_0 ...) or a mix (q4_k_m, q5_k_m ...)
+    /// How the weights of --shape are quantized
+    ///
+    /// A type (f16, q8_0, q4_0 ...) or a mix (q4_k_m, q5_k_m ...).
     #[arg(long, value_name = "TYPE", value_parser = Weights::parse, requires = "shape", default_value = "q4_0", help_heading = "Model")]
     weights: Weights,
 
@@ -58,35 +60,49 @@ pub struct BenchArgs {
     #[arg(short = 'n', long, value_name = "N,..", default_value = "64", value_delimiter = ',', help_heading = "Sizes")]
     gen_tokens: Vec<usize>,
 
-    /// Tokens that are in the cache before [default: 0; with --no-kv-cache 64,128,256]
+    /// Tokens that are in the cache before
+    ///
+    /// [default: 0; with --no-kv-cache 64,128,256]
     #[arg(short = 'd', long, value_name = "N,..", value_delimiter = ',', help_heading = "Sizes")]
     depth: Vec<usize>,
 
-    /// Sequences that generate together, each so many tokens; tokens/s counts those of all
+    /// Sequences that generate together
+    ///
+    /// Each so many tokens; tokens/s counts those of all.
     #[arg(long, value_name = "N,..", default_value = "1", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(1..=cpu::BATCH_LOGITS as u64), conflicts_with = "no_kv_cache", help_heading = "Sizes")]
     sequences: Vec<usize>,
 
-    /// Ways to keep keys and values, each measured in its turn [default: that of --kv-type]
+    /// Ways to keep keys and values [default: that of --kv-type]
+    ///
+    /// Each is measured in its turn.
     #[arg(long, value_name = "TYPE,..", value_enum, value_delimiter = ',', conflicts_with_all = ["kv_type", "kv_type_k", "kv_type_v"], help_heading = "Sizes")]
     kv_types: Vec<KvTypeName>,
 
-    /// Decode without a cache, all tokens computed again for each new one, beside decode with it; no prefill
+    /// Decode without a cache, beside decode with it
+    ///
+    /// All tokens are computed again for each new one; no prefill.
     #[arg(long, conflicts_with_all = ["prompt_tokens", "gen_tokens"], help_heading = "Sizes")]
     no_kv_cache: bool,
 
-    /// Times to measure each, after one to warm up; the median counts
+    /// Times to measure each; the median counts
+    ///
+    /// After one to warm up.
     #[arg(short = 'r', long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Sizes")]
     repetitions: u32,
 
-    /// Show where the time of a step goes, stage by stage
+    /// Show where the time of a step goes
     #[arg(long, help_heading = "Output")]
     stages: bool,
 
-    /// Show the ratios to an earlier run, which --json wrote to this file
+    /// Show the ratios to an earlier run
+    ///
+    /// Which --json wrote to this file.
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     compare: Option<PathBuf>,
 
-    /// Draw tokens/s over depth into this file; needs two depths or more
+    /// Draw tokens/s over depth into this file
+    ///
+    /// Needs two depths or more.
     #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
     plot: Option<PathBuf>,
 

@@ -6,12 +6,11 @@
 
 use anyhow::{bail, ensure};
 
+use super::conversation::Conversation;
 use super::session::Session;
 use crate::engine::{Engine, SequenceId};
 use crate::generation::Completion;
 use crate::kv::layout::BLOCK_TOKENS;
-use crate::template::Message;
-use crate::tokenizer::TokenId;
 
 /// The branch that a chat starts in.
 pub const FIRST: &str = "main";
@@ -19,8 +18,7 @@ pub const FIRST: &str = "main";
 /// A branch that waits.
 pub struct Branch {
     pub name: String,
-    messages: Vec<Message>,
-    spoken: Vec<TokenId>,
+    pub conversation: Conversation,
     last: Option<Completion>,
     pub sequence: SequenceId,
 }
@@ -34,9 +32,7 @@ impl Session {
         );
         ensure!(name != self.branch && self.find(name).is_none(), "there is a branch '{name}' already: /switch {name}");
         let sequence = self.loaded.engine.fork(self.sequence);
-        let (messages, spoken) = (self.messages.clone(), self.spoken.clone());
-        let fork = Branch { name: name.to_string(), messages, spoken, last: None, sequence };
-        self.enter(fork);
+        self.enter(Branch { name: name.to_string(), conversation: self.conversation.clone(), last: None, sequence });
         Ok(())
     }
 
@@ -66,8 +62,7 @@ impl Session {
     fn enter(&mut self, branch: Branch) {
         let left = Branch {
             name: std::mem::replace(&mut self.branch, branch.name),
-            messages: std::mem::replace(&mut self.messages, branch.messages),
-            spoken: std::mem::replace(&mut self.spoken, branch.spoken),
+            conversation: std::mem::replace(&mut self.conversation, branch.conversation),
             last: std::mem::replace(&mut self.last, branch.last),
             sequence: std::mem::replace(&mut self.sequence, branch.sequence),
         };

@@ -5,6 +5,7 @@ use std::io::{self, BufRead, Read};
 use anyhow::Context;
 
 use super::editor::{Line, LineEditor};
+use super::external;
 use crate::cli::input::MOST_BYTES;
 use crate::cli::terminal::Terminal;
 
@@ -38,16 +39,32 @@ impl Reader {
         Ok(Reader { source, strict_utf8, lines: 0, warned: false })
     }
 
+    /// What Tab and the history have to know of the session.
+    pub fn prepare(&mut self, branches: &[&str], keep_history: bool, terminal: &Terminal) {
+        if let Source::Editor(editor) = &mut self.source {
+            editor.set_branches(branches);
+            editor.keep_history(keep_history, terminal);
+        }
+    }
+
     /// Waits for a message: one line, a `"""` block, lines continued by a backslash, or a paste. Empty ones are passed over.
     pub fn next(&mut self, terminal: &Terminal) -> anyhow::Result<Input> {
         let mut draft = Draft::default();
+        // What stands in the line at first.
+        let mut initial = String::new();
         loop {
             let line = match &mut self.source {
-                Source::Editor(editor) => editor.read(draft.is_empty(), terminal)?,
+                Source::Editor(editor) => editor.read(draft.is_empty(), &initial, terminal)?,
                 Source::Pipe => self.read_pipe(terminal)?,
             };
+            initial.clear();
             match line {
                 Line::Text(line) => draft.push(&line),
+                Line::Edit(line) => match edited(&draft, &line, terminal) {
+                    // All that was typed is in the one line now, to be looked at and sent.
+                    Some(text) => (draft, initial) = (Draft::default(), text),
+                    None => initial = line,
+                },
                 Line::Interrupted => return Ok(Input::Interrupted),
                 Line::End if draft.is_empty() => return Ok(Input::End),
                 // A block that the end of the input cuts off is still a message, but Ctrl-D only gives it up.
@@ -101,6 +118,17 @@ impl Reader {
     }
 }
 
+/// The draft and the line as the user's editor leaves them; `None`: they stay.
+fn edited(draft: &Draft, line: &str, terminal: &Terminal) -> Option<String> {
+    match external::edit(&format!("{}{line}", draft.text), terminal) {
+        Ok(text) => text,
+        Err(error) => {
+            terminal.error(&format!("{error:#}"));
+            None
+        }
+    }
+}
+
 /// A message in the making.
 #[derive(Default)]
 struct Draft {
@@ -137,9 +165,10 @@ impl Draft {
     /// Adds what was read up to Enter: one line, or several from a paste.
     fn push(&mut self, line: &str) {
         match self.state {
-            State::Empty => match line.trim_start().strip_prefix(QUOTES) {
-                Some(rest) => {
+            State::Empty => match opened_block(line) {
+                Some((command, rest)) => {
                     self.state = State::Block;
+                    self.text.push_str(command);
                     // Text may start right behind the quotes or on the next line.
                     if !rest.is_empty() {
                         self.push_block(rest.strip_prefix('\n').unwrap_or(rest));
@@ -184,6 +213,15 @@ impl Draft {
     }
 }
 
+/// What stands before and behind the quotes that a line opens a block with: nothing, or a command such as
+/// `/set system`.
+fn opened_block(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start();
+    let (before, behind) = line.split_once(QUOTES)?;
+    let is_command = before.starts_with('/') && !before.starts_with("//") && before.ends_with(' ');
+    (before.is_empty() || is_command && !before.contains('\n')).then_some((before, behind))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,6 +258,14 @@ mod tests {
     fn a_block_keeps_its_own_blank_lines() {
         assert_eq!(messages(&[r#"""""#, "one", "", r#"""""#]), ["one\n"]);
         assert_eq!(messages(&[r#"""""#, "", r#"""""#]), [""]);
+    }
+
+    #[test]
+    fn a_command_takes_a_block_as_its_text() {
+        assert_eq!(messages(&[r#"/set system """Be"#, r#"brief.""""#]), ["/set system Be\nbrief."]);
+        assert_eq!(messages(&[r#"/system """"#, "Be brief.", r#"""""#, "next"]), ["/system Be brief.", "next"]);
+        assert_eq!(messages(&[r#"/system """Be brief.""""#]), ["/system Be brief."]);
+        assert_eq!(messages(&[r#"say """ aloud"#, r#"//a """"#]), [r#"say """ aloud"#, r#"//a """"#]);
     }
 
     #[test]

@@ -1,25 +1,40 @@
 //! `sayfa chat`: a conversation in the terminal, or one message a line from a pipe.
 
+mod answer;
 mod branches;
 mod commands;
+mod completion;
+mod conversation;
+mod documents;
 mod editor;
+mod external;
+mod format;
 mod input;
 mod kv;
+mod paths;
 mod saved;
 mod session;
+mod set;
 mod settings;
+mod show;
 
-use anyhow::{anyhow, bail};
+use std::path::PathBuf;
+
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 
+use self::answer::OutputLost;
 use self::commands::Flow;
 use self::input::{Input, Reader};
-use self::session::{OutputLost, Session};
-use super::Ended;
-use super::args::{CacheArgs, GenerationArgs, ModelArgs, SamplingArgs, SystemArgs, Talk};
+use self::session::Session;
+use super::args::{CacheArgs, GenerationArgs, ModelArgs, SystemArgs, Talk};
+use super::constraint::ConstraintArgs;
+use super::display::DisplayArgs;
+use super::sampling::SamplingArgs;
 use super::session::SessionArgs;
 use super::signals;
 use super::terminal::Terminal;
+use super::{Ended, Usage};
 
 #[derive(Debug, Args)]
 pub struct ChatArgs {
@@ -30,12 +45,22 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub system: SystemArgs,
 
-    /// Refuse text that is not UTF-8 instead of replacing what is wrong by U+FFFD
+    /// Read this text first (may be given several times)
+    ///
+    /// It stands before your first message, and is computed at once.
+    #[arg(short, long = "file", value_name = "FILE", help_heading = "Prompt")]
+    pub files: Vec<PathBuf>,
+
+    /// Refuse text that is not UTF-8
+    ///
+    /// Without it what is wrong becomes U+FFFD.
     #[arg(long, help_heading = "Prompt")]
     pub strict_utf8: bool,
 
-    /// Neither read nor write the history of messages in $XDG_STATE_HOME/sayfa/history or
-    /// ~/.local/state/sayfa/history; without this flag each message you type is kept there, for you alone
+    /// Leave the history of messages alone
+    ///
+    /// Without this flag each message you type is kept, for you alone, in $XDG_STATE_HOME/sayfa/history or
+    /// ~/.local/state/sayfa/history.
     #[arg(long, help_heading = "Prompt")]
     pub no_history: bool,
 
@@ -44,13 +69,27 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub constraint: ConstraintArgs,
+    #[command(flatten)]
     pub session: SessionArgs,
+    #[command(flatten)]
+    pub display: DisplayArgs,
+
+    /// No line of figures after each answer, as /set quiet does
+    #[arg(long, help_heading = "Output")]
+    pub no_figures: bool,
+
     #[command(flatten)]
     pub talk: Talk,
 }
 
 pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     args.session.check_place()?;
+    if args.files.iter().any(|file| file.as_os_str() == "-") {
+        return Err(Usage("-f -: standard input is for the messages of the chat".to_string()).into());
+    }
+    args.sampling.warn_of_idle(terminal);
+    let format = args.constraint.read(terminal)?;
     if terminal.stdin_is_terminal() {
         signals::keep_terminal();
     }
@@ -59,14 +98,19 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
-    let mut session = Session::new(loaded, args)?;
+    let mut session = Session::new(loaded, format, args)?;
     session.resume(args, terminal)?;
-    let mut reader = Reader::open(args.strict_utf8, !args.no_history, terminal)?;
     terminal.info(&format!(
         "{} on {}. /? for help, Ctrl-D leaves.",
         session.loaded.name,
         session.loaded.engine.info().device
     ));
+    for file in &args.files {
+        if !session.read(file, terminal).with_context(|| format!("-f {}", file.display()))? {
+            return Ok(Ended::Interrupted);
+        }
+    }
+    let mut reader = Reader::open(args.strict_utf8, !args.no_history, terminal)?;
     let mut warned = false;
     loop {
         let talked = talk(&mut session, &mut reader, terminal);
@@ -84,6 +128,7 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
 fn talk(session: &mut Session, reader: &mut Reader, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let mut failures = 0;
     loop {
+        reader.prepare(&session.branch_names(), session.switches.history, terminal);
         let message = match reader.next(terminal)? {
             Input::Message(message) => message,
             Input::Interrupted => {
@@ -93,9 +138,9 @@ fn talk(session: &mut Session, reader: &mut Reader, terminal: &mut Terminal) -> 
             Input::End => break,
         };
         let outcome = match message.strip_prefix('/') {
-            Some(text) if text.starts_with('/') => session.say(text.to_string(), terminal).map(|()| Flow::Stay),
+            Some(text) if text.starts_with('/') => session.say(text, terminal).map(|()| Flow::Stay),
             Some(_) => commands::run(&message, session, terminal),
-            None => session.say(message, terminal).map(|()| Flow::Stay),
+            None => session.say(&message, terminal).map(|()| Flow::Stay),
         };
         if signals::end_is_wanted() {
             return Ok(Ended::Interrupted);

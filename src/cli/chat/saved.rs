@@ -1,18 +1,19 @@
 //! Conversations that are saved to files and go on from them.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
-use anyhow::{Context, bail, ensure};
-use serde_json::{Value, json};
+use anyhow::{Context, bail};
 
 use super::ChatArgs;
+use super::conversation::Conversation;
 use super::session::Session;
+use crate::cli::args::ModelArgs;
 use crate::cli::load::Loaded;
 use crate::cli::session::{self, SessionArgs};
 use crate::cli::terminal::Terminal;
 use crate::engine::About;
-use crate::template::{Message, Role};
-use crate::tokenizer::TokenId;
 
 /// What a conversation must know to be saved.
 pub struct Saving {
@@ -26,13 +27,6 @@ pub struct Saving {
     kept: Option<Conversation>,
 }
 
-/// The words of a conversation.
-#[derive(PartialEq)]
-struct Conversation {
-    messages: Vec<Message>,
-    spoken: Vec<TokenId>,
-}
-
 impl Saving {
     pub fn new(args: &ChatArgs, loaded: &Loaded) -> Saving {
         Saving {
@@ -42,6 +36,12 @@ impl Saving {
             stdin_is_script: false,
             kept: None,
         }
+    }
+
+    /// From here on another model speaks.
+    pub fn set_model(&mut self, args: &ModelArgs, loaded: &Loaded) {
+        self.about = session::about(args, loaded);
+        self.kept = None;
     }
 }
 
@@ -54,7 +54,7 @@ impl Session {
             return Ok(());
         }
         self.load(path, terminal)?;
-        self.saving.kept = Some(self.conversation());
+        self.saving.kept = Some(self.conversation.clone());
         if let Some(system) = &args.system.system {
             self.set_system(system).context("--system")?;
         }
@@ -64,27 +64,31 @@ impl Session {
     /// Saves to the file of `--session`, unless it holds the same conversation already.
     pub fn keep(&mut self, args: &SessionArgs, terminal: &Terminal) -> anyhow::Result<()> {
         let Some(path) = args.to_write() else { return Ok(()) };
-        if self.saving.kept.as_ref() == Some(&self.conversation()) {
+        if self.saving.kept.as_ref() == Some(&self.conversation) {
             return Ok(());
         }
         self.save(path, terminal)
     }
 
     pub fn save(&self, path: &Path, terminal: &Terminal) -> anyhow::Result<()> {
-        let about = About { notes: self.conversation().to_notes(), ..self.saving.about.clone() };
+        let about = About { notes: self.conversation.to_notes(), ..self.saving.about.clone() };
         session::save(&self.loaded.engine, self.sequence, path, &about, terminal)
     }
 
     /// Replaces the conversation by a saved one. If that fails, it stays.
     pub fn load(&mut self, path: &Path, terminal: &Terminal) -> anyhow::Result<()> {
+        if is_model(path) {
+            bail!("{} is a model, not a session: /model loads it and keeps the conversation", path.display());
+        }
         let saved = session::open(path, &self.saving.about)?;
-        let mut saved = saved.with_context(|| format!("{}: there is no session", path.display()))?;
+        let mut saved =
+            saved.with_context(|| format!("{}: there is no session (a model is loaded by /model)", path.display()))?;
         let vocab = self.loaded.texts.tokenizer.vocab();
         let conversation = Conversation::from_notes(&saved.head.notes, vocab);
-        let Conversation { messages, spoken } =
+        let conversation =
             conversation.with_context(|| format!("{} holds no conversation to go on with", path.display()))?;
         session::restore(&mut saved, &mut self.loaded.engine, self.sequence, terminal)?;
-        (self.messages, self.spoken, self.last) = (messages, spoken, None);
+        (self.conversation, self.last) = (conversation, None);
         Ok(())
     }
 
@@ -92,38 +96,9 @@ impl Session {
     pub fn is_to_end(&self) -> bool {
         self.saving.is_interrupted && self.saving.stdin_is_script
     }
-
-    fn conversation(&self) -> Conversation {
-        Conversation { messages: self.messages.clone(), spoken: self.spoken.clone() }
-    }
 }
 
-impl Conversation {
-    fn to_notes(&self) -> Vec<u8> {
-        let message = |message: &Message| json!([message.role.name(), message.content]);
-        let messages: Vec<Value> = self.messages.iter().map(message).collect();
-        json!({ "messages": messages, "spoken": self.spoken }).to_string().into_bytes()
-    }
-
-    fn from_notes(notes: &[u8], vocab: usize) -> anyhow::Result<Conversation> {
-        ensure!(!notes.is_empty(), "it was saved by `run`");
-        let notes: Value = serde_json::from_slice(notes)?;
-        let list = |name: &str| notes[name].as_array().with_context(|| format!("it has no {name}"));
-        let message = |value: &Value| {
-            let role = [Role::System, Role::User, Role::Assistant].into_iter().find(|role| value[0] == role.name());
-            let content = value[1].as_str().map(str::to_string);
-            role.zip(content).map(|(role, content)| Message { role, content })
-        };
-        let messages = list("messages")?.iter().map(message).collect::<Option<Vec<_>>>();
-        let messages = messages.context("a message of it has no role or no text")?;
-        let id = |value: &Value| value.as_u64().filter(|&id| id < vocab as u64).map(|id| id as TokenId);
-        let spoken = list("spoken")?.iter().map(id).collect::<Option<Vec<_>>>();
-        let spoken = spoken.context("a token of it is not in the vocabulary")?;
-        let talk = messages.iter().skip_while(|message| message.role == Role::System);
-        let in_turn = [Role::User, Role::Assistant].into_iter().cycle();
-        if !talk.clone().zip(in_turn).all(|(message, role)| message.role == role) || talk.count() % 2 == 1 {
-            bail!("its messages are not in turn");
-        }
-        Ok(Conversation { messages, spoken })
-    }
+fn is_model(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    path.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"GGUF"
 }

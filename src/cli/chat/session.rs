@@ -1,72 +1,86 @@
-//! A conversation: its messages, its settings, and the sequence of tokens the engine holds for it.
+//! A conversation in progress: its words, its settings, and the sequence of tokens that the engine holds for it.
 
-use std::ops::ControlFlow;
+use std::path::Path;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
 use super::ChatArgs;
+use super::answer::render;
 use super::branches::{self, Branch};
+use super::conversation::Conversation;
+use super::format;
 use super::saved::Saving;
 use super::settings::Settings;
-use crate::cli::args::CacheArgs;
-use crate::cli::counted;
-use crate::cli::load::Loaded;
-use crate::cli::notices::Notices;
-use crate::cli::signals;
+use crate::cli::args::{CacheArgs, ModelArgs};
+use crate::cli::constraint::Asked;
+use crate::cli::load::{self, Loaded};
 use crate::cli::terminal::{Interrupts, Terminal};
 use crate::engine::{OnFull, SequenceId};
-use crate::generation::{self, Completion, Event, FinishReason, Request};
+use crate::generation::Completion;
 use crate::sampler::Sampler;
-use crate::template::{self, Message, Role};
-use crate::tokenizer::{Special, TokenId};
+use crate::template::{Message, Role};
 
 pub struct Session {
     pub loaded: Loaded,
+    /// What answers have to follow.
+    pub(super) format: Option<Asked>,
     pub settings: Settings,
     pub sampler: Sampler,
-    /// The system message first if there is one, then user and assistant in turn, the assistant last.
-    pub messages: Vec<Message>,
-    /// The last prompt and its answer, in the ids they had.
-    pub spoken: Vec<TokenId>,
+    pub conversation: Conversation,
     pub last: Option<Completion>,
-    /// Whether a line of figures follows each answer.
-    pub verbose: bool,
+    pub switches: Switches,
     /// Name of the present branch of the conversation, and the others, the one left last at the end.
     pub branch: String,
     pub waiting: Vec<Branch>,
     pub sequence: SequenceId,
-    system_in_user: bool,
+    pub strict_utf8: bool,
+    pub(super) system_in_user: bool,
     pub(super) saving: Saving,
-    cache: CacheArgs,
+    pub(super) cache: CacheArgs,
     /// The engine's rule for full contexts: what is kept changes with the first prompt under `--keep -1`.
-    on_full: OnFull,
+    pub(super) on_full: OnFull,
+    /// The flags that the model was loaded with.
+    model: ModelArgs,
 }
 
-/// Standard output cannot be written to any more: no use in going on.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct OutputLost(pub anyhow::Error);
+/// What `/set` turns on and off.
+#[derive(Clone, Copy, Debug)]
+pub struct Switches {
+    /// Whether a line of figures follows each answer.
+    pub figures: bool,
+    pub wrap: bool,
+    pub thoughts: bool,
+    pub history: bool,
+}
 
 impl Session {
-    pub fn new(mut loaded: Loaded, args: &ChatArgs) -> anyhow::Result<Session> {
+    pub fn new(mut loaded: Loaded, format: Option<Asked>, args: &ChatArgs) -> anyhow::Result<Session> {
         let saving = Saving::new(args, &loaded);
         let on_full = args.cache.on_full(loaded.engine.context_tokens())?;
         let settings = Settings { generation: args.generation.clone(), sampling: args.sampling.clone() };
+        let params = settings.sampling.params(&loaded.texts.tokenizer)?;
         let mut session = Session {
-            sampler: Sampler::new(settings.sampling.params(&loaded.texts.tokenizer)),
+            sampler: format::sampler(params, format.as_ref(), &loaded.texts)?,
+            format,
             sequence: loaded.engine.new_sequence(),
             loaded,
             settings,
-            messages: Vec::new(),
-            spoken: Vec::new(),
+            conversation: Conversation::default(),
             last: None,
-            verbose: true,
+            switches: Switches {
+                figures: !args.no_figures,
+                wrap: !args.display.no_wrap,
+                thoughts: !args.display.hide_thinking,
+                history: !args.no_history,
+            },
             branch: branches::FIRST.to_string(),
             waiting: Vec::new(),
-            cache: args.cache.clone(),
-            on_full,
+            strict_utf8: args.strict_utf8,
             system_in_user: args.system.system_in_user,
             saving,
+            cache: args.cache.clone(),
+            on_full,
+            model: args.model.clone(),
         };
         if let Some(system) = &args.system.system {
             session.set_system(system).context("--system")?;
@@ -75,65 +89,76 @@ impl Session {
     }
 
     /// Answers `text` on standard output. If that fails, the conversation is as it was before.
-    pub fn say(&mut self, text: String, terminal: &mut Terminal) -> anyhow::Result<()> {
-        let before = self.messages.len();
-        self.messages.push(Message { role: Role::User, content: text });
+    pub fn say(&mut self, text: &str, terminal: &mut Terminal) -> anyhow::Result<()> {
+        let content = self.conversation.question(text);
+        self.conversation.messages.push(Message { role: Role::User, content });
         let answered = self.answer(terminal);
-        if self.messages.last().is_some_and(|message| message.role == Role::User) {
-            self.messages.truncate(before);
+        if matches!(answered, Ok(true)) {
+            self.conversation.documents.clear();
+            return Ok(());
         }
-        answered
+        self.conversation.messages.pop();
+        answered.map(|_| terminal.info("stopped before the first word: the message is taken back"))
+    }
+
+    /// Answers the last message anew, in these words. If that fails, the old ones and their answer stay.
+    pub fn rewrite(&mut self, content: String, terminal: &mut Terminal) -> anyhow::Result<()> {
+        ensure!(self.conversation.is_answered(), "there is no answer yet");
+        let before = self.conversation.messages.len() - 2;
+        let old = self.conversation.messages.split_off(before);
+        self.conversation.messages.push(Message { role: Role::User, content });
+        let answered = self.answer(terminal);
+        if matches!(answered, Ok(true)) {
+            return Ok(());
+        }
+        self.conversation.messages.truncate(before);
+        self.conversation.messages.extend(old);
+        answered.map(|_| terminal.info("stopped before the first word: the old answer stays"))
     }
 
     /// Answers the last message anew. If that fails, the old answer stays.
     pub fn retry(&mut self, terminal: &mut Terminal) -> anyhow::Result<()> {
-        let old = self.messages.pop_if(|message| message.role == Role::Assistant).context("there is no answer yet")?;
-        let answered = self.answer(terminal);
-        if self.messages.last().is_some_and(|message| message.role == Role::User) {
-            self.messages.push(old);
-        }
-        answered
+        let content = self.conversation.last_question().context("there is no answer yet")?.to_string();
+        self.rewrite(content, terminal)
     }
 
-    /// Takes back the last message and its answer.
-    pub fn undo(&mut self) -> anyhow::Result<()> {
-        self.messages.pop_if(|message| message.role == Role::Assistant).context("there is nothing to take back")?;
-        self.messages.pop();
-        Ok(())
+    /// Takes back what was read last, else the last message and its answer, and tells which.
+    pub fn undo(&mut self) -> anyhow::Result<String> {
+        if let Some(document) = self.conversation.documents.pop() {
+            return Ok(document.name);
+        }
+        ensure!(self.conversation.is_answered(), "there is nothing to take back");
+        let before = self.conversation.messages.len() - 2;
+        self.conversation.messages.truncate(before);
+        Ok("the last message and its answer".to_string())
     }
 
     /// Starts anew. The system message and the settings stay.
     pub fn clear(&mut self) {
-        self.messages.retain(|message| message.role == Role::System);
-        self.spoken.clear();
+        self.conversation.clear();
         self.last = None;
         self.loaded.engine.truncate(self.sequence, 0);
     }
 
-    pub fn system(&self) -> Option<&str> {
-        let first = self.messages.first().filter(|message| message.role == Role::System);
-        first.map(|message| message.content.as_str())
-    }
-
     /// Replaces the system message, unless the model's template refuses it.
     pub fn set_system(&mut self, text: &str) -> anyhow::Result<()> {
-        ensure!(
-            self.loaded.texts.template.is_some(),
-            "the model has no chat template, so there is no place for a system message"
-        );
         let mut messages = vec![Message { role: Role::System, content: text.to_string() }];
-        messages.extend(self.messages.iter().filter(|message| message.role != Role::System).cloned());
-        let question = Message { role: Role::User, content: String::new() };
-        self.render(&[messages.as_slice(), &[question]].concat())?;
-        self.messages = messages;
+        messages.extend(self.conversation.messages.iter().filter(|message| message.role != Role::System).cloned());
+        self.check_renders(&self.loaded, &messages)?;
+        self.conversation.messages = messages;
         Ok(())
     }
 
-    /// Changes one parameter; the next answer is drawn with it.
-    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<()> {
-        self.settings.set(name, value)?;
-        self.sampler = Sampler::new(self.settings.sampling.params(&self.loaded.texts.tokenizer));
-        Ok(())
+    /// Changes one parameter; the next answer is drawn with it. Gives a sentence for each that changes nothing now.
+    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<Vec<String>> {
+        let mut settings = self.settings.clone();
+        settings.set(name, value)?;
+        let mut sampler = Sampler::new(settings.sampling.params(&self.loaded.texts.tokenizer)?);
+        sampler.constraint = self.sampler.constraint.take();
+        self.sampler = sampler;
+        let before = self.settings.sampling.idle();
+        self.settings = settings;
+        Ok(self.settings.sampling.idle().into_iter().filter(|idle| !before.contains(idle)).collect())
     }
 
     /// Tokens of the context in use.
@@ -141,147 +166,45 @@ impl Session {
         self.loaded.engine.held_tokens(self.sequence)
     }
 
-    /// Answers the messages, the last of which is the user's, and appends what was said if anything was.
-    fn answer(&mut self, terminal: &mut Terminal) -> anyhow::Result<()> {
-        let fresh = self.render(&self.messages)?;
-        let prompt = generation::keep_spoken_ids(&self.spoken, &fresh, &self.loaded.texts.tokenizer);
-        let context_tokens = self.loaded.engine.context_tokens();
-        self.set_kept(prompt.len())?;
-        self.check_room(&prompt)?;
-        self.claim_room();
-        let completion = self.stream(&prompt, terminal)?;
-        if completion.finish_reason == FinishReason::Interrupted && completion.text.is_empty() {
-            terminal.info("stopped before the first word: the message is taken back");
-            return Ok(());
-        }
-        self.spoken = [prompt.as_slice(), &completion.ids].concat();
-        self.messages.push(Message { role: Role::Assistant, content: completion.text.clone() });
-        if completion.context_full {
-            terminal.warn(&format!(
-                "the context of {context_tokens} tokens is full ({} of prompt, {} of answer), so the answer ends here: \
-                 /undo takes it back, /clear starts anew (--on-full evict would go on without the oldest tokens)",
-                completion.prompt_tokens,
-                completion.ids.len()
-            ));
-        }
-        match completion.finish_reason {
-            FinishReason::Interrupted => terminal.status("[stopped]"),
-            FinishReason::Length if !completion.context_full => {
-                terminal.status(&format!("[stopped after -n {}]", counted(completion.ids.len(), "token")));
-            }
-            FinishReason::Length | FinishReason::Stop => {}
-        }
-        if self.verbose {
-            terminal.status(&format!(
-                "[{}, {:.1} tokens/s, context {} of {context_tokens}]",
-                counted(completion.ids.len(), "token"),
-                completion.decode_tokens_per_second(),
-                self.context_used()
-            ));
-        }
-        self.last = Some(completion);
-        Ok(())
-    }
-
-    /// With the first prompt of a conversation it is known what `--keep -1` keeps.
-    fn set_kept(&mut self, prompt_tokens: usize) -> anyhow::Result<()> {
-        if self.messages.iter().any(|message| message.role == Role::Assistant) {
-            return Ok(());
-        }
-        let on_full = self.cache.on_full_after(prompt_tokens, self.loaded.engine.context_tokens())?;
-        if on_full != self.on_full {
-            // A sequence that forgot tokens can only be read on by the rule it forgot them by.
-            let waiting = self.waiting.iter().map(|branch| branch.sequence);
-            let engine = &mut self.loaded.engine;
-            waiting.chain([self.sequence]).for_each(|sequence| engine.truncate(sequence, 0));
-            engine.set_on_full(on_full);
-            self.on_full = on_full;
-        }
-        Ok(())
-    }
-
-    /// Whether the message can be read at all; where old tokens are forgotten, beside those that are kept.
-    fn check_room(&self, prompt: &[TokenId]) -> anyhow::Result<()> {
-        let context_tokens = self.loaded.engine.context_tokens();
-        let Some(evictable) = self.loaded.engine.evictable_tokens() else {
-            ensure!(
-                prompt.len() < context_tokens,
-                "the conversation with this message has {} tokens and leaves no room in the context of \
-                 {context_tokens}: send a shorter one, /undo, or /clear (--on-full evict would forget the oldest tokens)",
-                prompt.len()
-            );
-            return Ok(());
-        };
-        let is_first = !self.messages.iter().any(|message| message.role == Role::Assistant);
-        let (new, room) = match self.messages.last().filter(|_| !is_first) {
-            Some(message) => {
-                let tokenizer = &self.loaded.texts.tokenizer;
-                (tokenizer.encode(&message.content, Special::AsText)?.len(), evictable)
-            }
-            None => (prompt.len(), context_tokens),
-        };
+    /// Lets another model go on with the conversation, which it reads with the next message. If it cannot, the present
+    /// one stays. Until that is known the machine holds both.
+    pub fn change_model(&mut self, name: &Path, terminal: &Terminal) -> anyhow::Result<()> {
+        // Ctrl-C must not end the chat; a second one does.
+        let interrupts = Interrupts::catch();
+        let model = ModelArgs { model: Some(name.to_path_buf()), ..self.model.clone() };
+        let mut loaded = load::load_with(&model, &self.cache, 1, terminal)?;
+        let context_tokens = loaded.engine.context_tokens();
+        let on_full = self.cache.on_full(context_tokens)?;
+        let tokens = self.check_renders(&loaded, &self.conversation.messages)?;
         ensure!(
-            new <= room,
-            "the message has {new} tokens, and the context of {context_tokens} has room for {room}: send a shorter one",
+            tokens < context_tokens || loaded.engine.evictable_tokens().is_some(),
+            "the conversation has {tokens} tokens for {}, whose context has {context_tokens}: /undo or /clear makes it \
+             shorter",
+            loaded.name
         );
+        let params = self.settings.sampling.params(&loaded.texts.tokenizer)?;
+        let sampler = format::sampler(params, self.format.as_ref(), &loaded.texts)?;
+        ensure!(!interrupts.pending(), "stopped: the model stays {}", self.loaded.name);
+
+        self.sequence = loaded.engine.new_sequence();
+        self.conversation.spoken.clear();
+        for branch in &mut self.waiting {
+            branch.sequence = loaded.engine.new_sequence();
+            branch.conversation.spoken.clear();
+        }
+        self.sampler = sampler;
+        self.saving.set_model(&model, &loaded);
+        (self.last, self.on_full, self.model, self.loaded) = (None, on_full, model, loaded);
         Ok(())
     }
 
-    /// Generates, and shows the answer as it comes.
-    fn stream(&mut self, prompt: &[TokenId], terminal: &mut Terminal) -> anyhow::Result<Completion> {
-        // In a script Ctrl-C ends the program as everywhere, unless there is something to save before.
-        let interrupts = (terminal.stdin_is_terminal() || self.saving.is_wanted).then(Interrupts::catch);
-        let _silence = terminal.stdin_is_terminal().then(signals::without_echo);
-        let stop = self.settings.generation.stops();
-        let room = self.loaded.engine.context_tokens().saturating_sub(prompt.len());
-        let request = Request { prompt, max_tokens: self.settings.generation.max_tokens_within(room), stop: &stop };
-        let mut notices = Notices::new(self.loaded.engine.context_tokens());
-        let mut progress = None;
-        let mut is_mid_line = false;
-        let mut shown = Ok(());
-        let mut show = |event: Event| {
-            match event {
-                Event::Prefill { done, total } => {
-                    let bar = || terminal.progress_tokens("reading", total);
-                    progress.get_or_insert_with(bar).set(done as u64);
-                }
-                Event::Text(text) => {
-                    progress = None;
-                    is_mid_line |= !text.is_empty();
-                    shown = std::mem::replace(&mut shown, Ok(())).and_then(|()| terminal.write_text(text));
-                }
-                Event::Notice(notice) => notices.tell(notice, is_mid_line, terminal),
-            }
-            let stopped = shown.is_err() || interrupts.as_ref().is_some_and(Interrupts::pending);
-            if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let completion = generation::generate(
-            &mut self.loaded.engine,
-            self.sequence,
-            &self.loaded.texts.tokenizer,
-            &mut self.sampler,
-            &request,
-            &mut show,
+    /// The tokens that a model makes of these messages with a question behind them, unless its template refuses them.
+    fn check_renders(&self, loaded: &Loaded, messages: &[Message]) -> anyhow::Result<usize> {
+        ensure!(
+            loaded.texts.template.is_some() || messages.iter().all(|message| message.role != Role::System),
+            "the model has no chat template, so there is no place for a system message"
         );
-        drop(progress);
-        self.saving.is_interrupted = interrupts.is_some_and(|interrupts| interrupts.pending());
-        shown.and_then(|()| terminal.write_text("\n")).map_err(OutputLost)?;
-        completion
-    }
-
-    /// Ids of the whole conversation, with what makes the model answer at the end.
-    fn render(&self, messages: &[Message]) -> anyhow::Result<Vec<TokenId>> {
-        let tokenizer = &self.loaded.texts.tokenizer;
-        let Some(template) = &self.loaded.texts.template else {
-            // Plain completion: every message goes on where the text before it ended.
-            let texts: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
-            return tokenizer.encode_with_bos(&texts.join("\n"), Special::AsText);
-        };
-        let folded = if self.system_in_user { Some(template::fold_system(messages)) } else { None };
-        let prompt = template.render(folded.as_deref().unwrap_or(messages), tokenizer)?;
-        if prompt.ids.is_empty() {
-            bail!("the model's chat template made an empty prompt of the conversation");
-        }
-        Ok(prompt.ids)
+        let question = Message { role: Role::User, content: self.conversation.question("") };
+        Ok(render(&[messages, &[question]].concat(), &loaded.texts, self.system_in_user)?.ids.len())
     }
 }

@@ -5,7 +5,8 @@ use std::error::Error;
 use anyhow::{bail, ensure};
 use clap::Parser;
 
-use crate::cli::args::{GenerationArgs, SamplingArgs};
+use crate::cli::args::GenerationArgs;
+use crate::cli::sampling::SamplingArgs;
 use crate::cli::usage::expected;
 
 #[derive(Clone, Debug, Parser)]
@@ -38,13 +39,50 @@ macro_rules! parameter {
 
 const PARAMETERS: &[Parameter] = &[
     parameter!(["temperature", "temp"], "--temp", sampling.temp),
+    parameter!(["dynatemp_range"], "--dynatemp-range", sampling.dynatemp_range),
+    parameter!(["dynatemp_exponent", "dynatemp_exp"], "--dynatemp-exp", sampling.dynatemp_exp),
     parameter!(["top_k"], "--top-k", sampling.top_k),
     parameter!(["top_p"], "--top-p", sampling.top_p),
     parameter!(["min_p"], "--min-p", sampling.min_p),
+    parameter!(["typical_p", "typical"], "--typical", sampling.typical),
+    parameter!(["top_n_sigma", "top_nsigma"], "--top-nsigma", sampling.top_nsigma),
+    parameter!(["xtc_probability"], "--xtc-probability", sampling.xtc_probability),
+    parameter!(["xtc_threshold"], "--xtc-threshold", sampling.xtc_threshold),
     parameter!(["repeat_penalty"], "--repeat-penalty", sampling.repeat_penalty),
     parameter!(["repeat_last_n"], "--repeat-last-n", sampling.repeat_last_n),
     parameter!(["presence_penalty"], "--presence-penalty", sampling.presence_penalty),
     parameter!(["frequency_penalty"], "--frequency-penalty", sampling.frequency_penalty),
+    parameter!(["dry_multiplier"], "--dry-multiplier", sampling.dry_multiplier),
+    parameter!(["dry_base"], "--dry-base", sampling.dry_base),
+    parameter!(["dry_allowed_length"], "--dry-allowed-length", sampling.dry_allowed_length),
+    parameter!(["dry_penalty_last_n"], "--dry-penalty-last-n", sampling.dry_penalty_last_n),
+    Parameter {
+        names: &["dry_sequence_breakers", "dry_sequence_breaker"],
+        flag: "--dry-sequence-breaker",
+        show: |settings| format!("{:?}", settings.sampling.breakers()),
+        copy: |to, from| to.sampling.dry_sequence_breaker = from.sampling.dry_sequence_breaker,
+    },
+    parameter!(["mirostat"], "--mirostat", sampling.mirostat),
+    parameter!(["mirostat_tau", "mirostat_ent"], "--mirostat-ent", sampling.mirostat_ent),
+    parameter!(["mirostat_eta", "mirostat_lr"], "--mirostat-lr", sampling.mirostat_lr),
+    Parameter {
+        names: &["samplers"],
+        flag: "--samplers",
+        show: |settings| settings.sampling.chain().to_string(),
+        copy: |to, from| {
+            to.sampling.samplers = from.sampling.samplers;
+            to.sampling.sampler_seq = None;
+        },
+    },
+    Parameter {
+        names: &["logit_bias", "l"],
+        flag: "--logit-bias",
+        show: |settings| {
+            let all: Vec<String> = settings.sampling.logit_bias.iter().map(ToString::to_string).collect();
+            format!("[{}]", all.join(", "))
+        },
+        copy: |to, from| to.sampling.logit_bias = from.sampling.logit_bias,
+    },
     parameter!(["num_predict", "predict", "n"], "--predict", generation.predict),
     Parameter {
         names: &["seed", "s"],
@@ -69,11 +107,17 @@ impl Settings {
             bail!("no parameter '{name}': there are {}", names().join(", "));
         };
         ensure!(!value.is_empty(), "{name} needs a value; it is {}", (parameter.show)(self));
-        // `""` is how a person writes nothing: no stop string.
-        if parameter.flag == "--stop" && value == r#""""# {
-            self.generation.stop.clear();
-            return Ok(());
+        // `""` is how a person writes nothing, where a parameter may hold several values.
+        match (parameter.flag, value) {
+            ("--stop", r#""""#) => self.generation.stop.clear(),
+            ("--logit-bias", r#""""#) => self.sampling.logit_bias.clear(),
+            ("--dry-sequence-breaker", r#""""#) => self.sampling.dry_sequence_breaker = vec!["none".to_string()],
+            _ => return self.parse(parameter, name, value),
         }
+        Ok(())
+    }
+
+    fn parse(&mut self, parameter: &Parameter, name: &str, value: &str) -> anyhow::Result<()> {
         let parsed = Settings::try_parse_from([format!("{}={value}", parameter.flag)]);
         let parsed = parsed.map_err(|error| match error.source() {
             Some(source) => match expected(&source.to_string()) {
@@ -88,7 +132,7 @@ impl Settings {
 
     /// A line for each parameter.
     pub fn show(&self) -> Vec<String> {
-        PARAMETERS.iter().map(|parameter| format!("{:<18} {}", parameter.names[0], (parameter.show)(self))).collect()
+        PARAMETERS.iter().map(|parameter| format!("{:<21} {}", parameter.names[0], (parameter.show)(self))).collect()
     }
 }
 
@@ -108,9 +152,37 @@ mod tests {
     #[test]
     fn every_parameter_takes_a_value_and_shows_it() {
         let mut settings = settings();
-        for (name, value) in
-            names().iter().zip(["0.5", "7", "0.25", "0.125", "1.5", "32", "-0.5", "2", "9", "3", "END"])
-        {
+        let values = [
+            ("temperature", "0.5"),
+            ("dynatemp_range", "0.125"),
+            ("dynatemp_exponent", "2.5"),
+            ("top_k", "7"),
+            ("top_p", "0.25"),
+            ("min_p", "0.125"),
+            ("typical_p", "0.75"),
+            ("top_n_sigma", "1.25"),
+            ("xtc_probability", "0.375"),
+            ("xtc_threshold", "0.3125"),
+            ("repeat_penalty", "1.5"),
+            ("repeat_last_n", "32"),
+            ("presence_penalty", "-0.5"),
+            ("frequency_penalty", "2"),
+            ("dry_multiplier", "0.875"),
+            ("dry_base", "3.5"),
+            ("dry_allowed_length", "4"),
+            ("dry_penalty_last_n", "-1"),
+            ("dry_sequence_breakers", "--x"),
+            ("mirostat", "2"),
+            ("mirostat_tau", "3.25"),
+            ("mirostat_eta", "0.625"),
+            ("samplers", "top_p;top_k"),
+            ("logit_bias", "15043-2"),
+            ("num_predict", "9"),
+            ("seed", "3"),
+            ("stop", "END"),
+        ];
+        assert_eq!(values.map(|(name, _)| name).as_slice(), names());
+        for (name, value) in values {
             settings.set(name, value).unwrap();
             let shown = settings.show().into_iter().find(|line| line.starts_with(name)).unwrap();
             assert!(shown.contains(value), "{name} {value} is shown as: {shown}");
@@ -149,6 +221,22 @@ mod tests {
     }
 
     #[test]
+    fn what_holds_several_values_may_be_emptied() {
+        let mut settings = settings();
+        settings.set("logit_bias", r#"" Hello"-inf"#).unwrap();
+        assert!(
+            settings.show().contains(&r#"logit_bias            [" Hello"-inf]"#.to_string()),
+            "{:?}",
+            settings.show()
+        );
+        settings.set("logit_bias", r#""""#).unwrap();
+        assert!(settings.sampling.logit_bias.is_empty());
+        assert_eq!(settings.sampling.breakers().len(), 4);
+        settings.set("dry_sequence_breakers", r#""""#).unwrap();
+        assert!(settings.sampling.breakers().is_empty());
+    }
+
+    #[test]
     fn errors_are_sentences_that_name_the_parameter() {
         let error = |name, value| settings().set(name, value).unwrap_err().to_string();
         assert_eq!(error("top_p", "7"), "top_p: '7' is not a number from 0 to 1");
@@ -156,6 +244,10 @@ mod tests {
         assert_eq!(error("temp", ""), "temp needs a value; it is 0.8");
         assert_eq!(error("top_k", "many"), "top_k: 'many' is not a whole number");
         assert_eq!(error("n", "-5"), "n: '-5' is not a whole number from -2 to 2147483648");
-        assert!(error("num_ctx", "4").starts_with("no parameter 'num_ctx': there are temperature, top_k"));
+        assert_eq!(error("mirostat", "5"), "mirostat: '5' is not 0 or 2");
+        assert!(error("mirostat", "1").contains("version 1"));
+        assert!(error("samplers", "top_q").contains("there is no stage 'top_q', only penalties, dry"));
+        assert!(error("logit_bias", "x").starts_with("logit_bias: 'x' is not a token's id"));
+        assert!(error("num_ctx", "4").starts_with("no parameter 'num_ctx': there are temperature, dynatemp_range"));
     }
 }

@@ -48,6 +48,11 @@ impl Found {
     }
 }
 
+/// Every name that `find` knows.
+pub fn names() -> Vec<String> {
+    Places::of_environment().list().0.into_iter().map(|listed| listed.name).collect()
+}
+
 /// The file of `-m`, of $SAYFA_MODEL, or the default model.
 pub fn find(wanted: Option<&Path>) -> anyhow::Result<Found> {
     let places = Places::of_environment();

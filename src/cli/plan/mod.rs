@@ -26,52 +26,58 @@ pub use room::{Fit, Room, fit, room};
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// GGUF file or name, as for the other commands; only its header is read
+    /// GGUF file, or the name of one; only its header is read
     #[arg(short, long, value_name = "MODEL", help_heading = "Model")]
     model: Option<PathBuf>,
 
-    /// A published model instead of a file, such as llama-2-13b
+    /// A published model instead of a file: llama-2-13b ...
     #[arg(long, value_name = "NAME", value_parser = shapes::named, conflicts_with = "model", help_heading = "Model")]
     shape: Option<(String, Shape)>,
 
-    /// How the weights of --shape are quantized: a type (f16, q8_0, q4_0 ...) or a mix (q4_k_m, q5_k_m ...)
+    /// How the weights of --shape are quantized
+    ///
+    /// A type (f16, q8_0, q4_0 ...) or a mix (q4_k_m, q5_k_m ...).
     #[arg(long, value_name = "TYPE", value_parser = Weights::parse, requires = "shape", default_value = "q4_k_m", help_heading = "Model")]
     weights: Weights,
 
-    /// Context of each sequence in tokens; 0: as many as the model was trained for
-    #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = RangedU64ValueParser::<usize>::new().range(0..=MOST_CONTEXT as u64), allow_negative_numbers = true)]
+    /// Context of each sequence in tokens
+    ///
+    /// 0: as many as the model was trained for.
+    #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = RangedU64ValueParser::<usize>::new().range(0..=MOST_CONTEXT as u64), allow_negative_numbers = true, help_heading = "Sizes")]
     ctx_size: usize,
 
     /// Sequences that can be full at once
-    #[arg(long, value_name = "S", default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true, help_heading = "Sizes")]
     sequences: usize,
 
     /// Tokens of finished text that must stay for reuse
+    ///
     /// [default: one context, or less if that is all the room there is]
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(0..=MOST_CONTEXT as u64), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(0..=MOST_CONTEXT as u64), allow_negative_numbers = true, help_heading = "Sizes")]
     cache_tokens: Option<usize>,
 
     /// Most prompt tokens computed in one step
-    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = RangedU64ValueParser::<usize>::new().range(1..=65536), allow_negative_numbers = true, help_heading = "Sizes")]
     batch_size: usize,
 
     /// How keys and values are kept in the KV cache
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvTypeName::F16)]
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = KvTypeName::F16, help_heading = "KV cache")]
     kv_type: KvTypeName,
 
-    /// The same for keys alone
-    #[arg(long, value_name = "TYPE", value_enum)]
+    /// The same for keys alone [default: that of --kv-type]
+    #[arg(long, value_name = "TYPE", value_enum, help_heading = "KV cache")]
     kv_type_k: Option<KvTypeName>,
 
-    /// The same for values alone
-    #[arg(long, value_name = "TYPE", value_enum)]
+    /// The same for values alone [default: that of --kv-type]
+    #[arg(long, value_name = "TYPE", value_enum, help_heading = "KV cache")]
     kv_type_v: Option<KvTypeName>,
 
     #[command(flatten)]
     device: DeviceArgs,
 
-    /// Plan for a GPU with this much free memory, there or not, such as 24GiB (1024^3 bytes) or 24GB (1000^3); all layers lie
-    /// on it unless -ngl says otherwise
+    /// Plan for a GPU with this much free memory, there or not
+    ///
+    /// Such as 24GiB (1024^3 bytes) or 24GB (1000^3); all layers lie on it unless -ngl says otherwise.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true, help_heading = "Machine")]
     vram: Option<u64>,
 
@@ -79,11 +85,15 @@ pub struct PlanArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true, help_heading = "Machine")]
     ram: Option<u64>,
 
-    /// Run the requests of --trace through the KV memory, reserved for whole contexts and taken in pages
+    /// Run the requests of --trace through the KV memory
+    ///
+    /// Reserved for whole contexts, and taken in pages.
     #[arg(long, requires = "trace", help_heading = "Simulation")]
     simulate: bool,
 
-    /// Requests in the order of arrival, PROMPT_TOKENS ANSWER_TOKENS a line; # starts a comment
+    /// Requests in the order of arrival
+    ///
+    /// PROMPT_TOKENS ANSWER_TOKENS a line; # starts a comment.
     #[arg(long, value_name = "FILE", requires = "simulate", help_heading = "Simulation")]
     trace: Option<PathBuf>,
 
