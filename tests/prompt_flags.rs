@@ -202,3 +202,50 @@ fn a_pipe_gets_each_line_as_it_is_complete() {
     child.kill().unwrap();
     child.wait().unwrap();
 }
+
+#[cfg(unix)]
+#[test]
+fn a_terminal_gets_each_word_as_it_comes() {
+    use expectrl::{Expect, Regex};
+    let place = Place::new(&[]);
+    let model = real_model();
+    let args =
+        ["run", "-q", "-m", &model, "-c", "2048", "--temp", "0", "-n", "1500", "--ignore-eos", "-p", "Count to ten."];
+    let mut command = place.command(&args);
+    command.env("NO_COLOR", "1").env("TERM", "xterm");
+    let mut session = expectrl::Session::spawn(command).unwrap();
+    session.set_expect_timeout(Some(Duration::from_secs(60)));
+    // Without a flush after each piece the first thing to see would be a whole line, or a kilobyte.
+    let shown = Expect::expect(&mut session, Regex("[A-Za-z0-9]")).unwrap();
+    let seen = String::from_utf8_lossy(shown.as_bytes()).into_owned();
+    assert!(!seen.contains('\n') && seen.len() < 64, "{seen:?}");
+    assert!(session.get_process().is_alive().unwrap(), "the answer goes on");
+    session.get_process_mut().exit(true).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn who_waits_for_input_burns_nothing() {
+    let place = Place::new(&[]);
+    let micro = micro();
+    let waiting = ["run", "chat"].map(|command| {
+        let mut command = place.command(&[command, "-m", &micro]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    });
+    std::thread::sleep(Duration::from_secs(3));
+    let ticks = |id: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+        let fields: Vec<i64> = stat.rsplit(") ").next().unwrap().split(' ').filter_map(|x| x.parse().ok()).collect();
+        // Behind the name and the state: user and system time are the 11th and 12th number.
+        fields[10] + fields[11]
+    };
+    let before: Vec<i64> = waiting.iter().map(|child| ticks(child.id())).collect();
+    std::thread::sleep(Duration::from_secs(4));
+    for (mut child, before) in waiting.into_iter().zip(before) {
+        let used = ticks(child.id()) - before;
+        assert!(used <= 2, "{used} hundredths of a second");
+        // Its end ends the program.
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+}

@@ -21,9 +21,10 @@ pub const DEFAULT_BATCH: usize = 256;
 pub struct ModelArgs {
     /// GGUF file, or the name of one
     ///
-    /// A name is looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models.
+    /// A name is looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models, then among the models that ollama
+    /// has pulled (llama3.2:1b) and in the Hugging Face cache (org/repo:Q4_K_M). `sayfa models` lists them all.
     ///
-    /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of these folders]
+    /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of the folders]
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
 

@@ -69,7 +69,7 @@ impl Texts {
             Some(named) => Some(named.compile(&tokenizer)?),
             None => found.explain(ChatTemplate::from_gguf(gguf, &tokenizer))?,
         };
-        Ok(Texts { path: found.path.clone(), shown: found.shown().to_string(), tokenizer, template })
+        Ok(Texts { path: found.path.clone(), shown: found.shown(), tokenizer, template })
     }
 
     /// Without the weights. `template`: a file or a family's name, instead of the file's own.

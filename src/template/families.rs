@@ -81,7 +81,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 pub fn of_file(gguf: &Gguf, tokenizer: &Tokenizer) -> Option<(&'static str, String)> {
     // Not by encoding them: a vocabulary without their letters has one id, the unknown token, for any text.
     let has = |marker: &&str| tokenizer.control_token(marker).is_some();
-    if let Some((family, markers)) = BY_MARKERS.iter().find(|(_, markers)| markers.iter().all(|marker| has(marker))) {
+    if let Some((family, markers)) = BY_MARKERS.iter().find(|(_, markers)| markers.iter().all(has)) {
         let is_bpe = gguf.str("tokenizer.ggml.model").ok().flatten() == Some("gpt2");
         let family = match (*family, is_bpe) {
             ("mistral-v3", true) => "mistral-v3-tekken",

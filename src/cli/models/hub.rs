@@ -113,7 +113,7 @@ impl Repository {
         if let Some(wanted) = &wanted.file {
             return match files.iter().find(|file| file.eq_ignore_ascii_case(wanted)) {
                 Some(file) => found(file),
-                None => bail!("{name} has no file {wanted} in the Hugging Face cache, but {}", self.shown()),
+                None => bail!("{name} has no file {wanted} on this disk, but {}", self.shown()),
             };
         }
         if let Some(quant) = &wanted.quant {
