@@ -155,7 +155,7 @@ fn documents_that_cannot_be_read_are_refused_with_the_numbers() {
     assert_eq!(piped(&["-f", "-"], b"hi\n").status.code(), Some(2));
     let missing = piped(&["-f", "/no/such/file"], b"hi\n");
     assert_eq!(missing.status.code(), Some(1));
-    assert!(text(&missing.stderr).contains("/no/such/file"), "{missing:?}");
+    assert_eq!(text(&missing.stderr), "sayfa: -f /no/such/file: cannot be opened: No such file or directory\n");
 }
 
 #[test]
@@ -176,4 +176,20 @@ fn an_editor_is_refused_where_there_is_no_terminal() {
     let output = piped(&[], b"hi\n/edit\n");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("an editor needs a terminal"), "{output:?}");
+}
+
+#[test]
+fn answers_of_a_chat_follow_a_form_as_long_as_it_is_set() {
+    let script = b"/set format {\"enum\": [\"red\", \"green\"]}\nWhat colour is grass?\n/set temperature 0\n\
+                   And blood?\n/set noformat\nSay hello.\n";
+    let output = piped(&["-n", "6"], script);
+    assert!(output.status.success(), "{output:?}");
+    let answers: Vec<&str> = text(&output.stdout).lines().collect();
+    assert!(answers[..2].iter().all(|answer| ["\"red\"", "\"green\""].contains(answer)), "{answers:?}");
+    assert!(answers.len() > 2 && !answers[2].starts_with('"'), "{answers:?}");
+
+    let output = piped(&["-n", "6", "--regex", "yes|no"], b"Is water wet?\n/set format {\nIs fire cold?\n");
+    assert!(!output.status.success(), "what is no schema is told, and the form stays");
+    assert!(text(&output.stdout).lines().all(|answer| ["yes", "no"].contains(&answer)), "{output:?}");
+    assert!(text(&output.stderr).contains("--json-schema: not JSON"), "{output:?}");
 }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use sayfa::gguf::Gguf;
-use sayfa::template::{ChatTemplate, Message, Role};
+use sayfa::template::{ChatTemplate, Message, Role, family_names, family_source};
 use sayfa::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
@@ -79,8 +79,8 @@ fn python(arguments: &[&str], input: &Value) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// jinja2's renderings of all templates.
-fn reference(conversations: &[(Vec<Message>, bool)]) -> Value {
+/// jinja2's renderings of all templates of a folder.
+fn reference(folder: &Path, conversations: &[(Vec<Message>, bool)]) -> Value {
     let name = |role| match role {
         Role::System => "system",
         Role::User => "user",
@@ -88,7 +88,7 @@ fn reference(conversations: &[(Vec<Message>, bool)]) -> Value {
     };
     let message = |message: &Message| json!({"role": name(message.role), "content": message.content});
     let job = json!({
-        "folder": folder(),
+        "folder": folder,
         "bos": "<s>",
         "eos": "</s>",
         "now": [2025, 3, 9, 14, 5, 7],
@@ -107,7 +107,7 @@ fn reference(conversations: &[(Vec<Message>, bool)]) -> Value {
 fn every_template_renders_as_in_python() {
     let tokenizer = tokenizer();
     let conversations = conversations();
-    let reference = reference(&conversations);
+    let reference = reference(&folder(), &conversations);
     let reference = reference.as_object().unwrap();
     assert!(reference.len() >= 70, "only {} templates", reference.len());
     let now = chrono::NaiveDate::from_ymd_opt(2025, 3, 9).unwrap().and_hms_opt(14, 5, 7).unwrap();
@@ -156,6 +156,85 @@ fn every_template_renders_as_in_python() {
         .collect();
     assert_eq!(failing, expected);
     assert_eq!(equal, reference.len() * conversations.len() - expected.len());
+}
+
+fn rendered(source: &str, tokenizer: &Tokenizer, messages: &[Message], prompt: bool) -> Result<String, String> {
+    let template = ChatTemplate::from_source(source, tokenizer).map_err(|error| error.to_string())?;
+    template.render_text(messages, prompt).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_templates_of_families_render_as_in_python() {
+    let (tokenizer, conversations) = (tokenizer(), conversations());
+    let reference = reference(&root().join("src/template/families"), &conversations);
+    let reference = reference.as_object().unwrap();
+    let files: BTreeSet<&str> = reference.keys().map(|file| file.strip_suffix(".jinja").unwrap()).collect();
+    assert_eq!(files, family_names().collect(), "each family has its file, and each file its family");
+    let mut refused = 0;
+    for name in family_names() {
+        let renderings = reference[&format!("{name}.jinja")].as_array().unwrap();
+        for ((messages, prompt), expected) in conversations.iter().zip(renderings) {
+            let ours = rendered(family_source(name).unwrap(), &tokenizer, messages, *prompt);
+            match (&ours, expected["text"].as_str()) {
+                (Ok(ours), Some(theirs)) => assert_eq!(ours, theirs, "{name}"),
+                (Err(error), None) => {
+                    assert!(name == "gemma" && error.contains("System role not supported"), "{name}: {error}");
+                    refused += 1;
+                }
+                _ => panic!("{name}: {ours:?} and {expected}"),
+            }
+        }
+    }
+    assert_eq!(refused, conversations.len() / 2, "gemma refuses system messages");
+}
+
+/// Where a family's own template is among the published ones, ours writes the same; BOS is the tokenizer's to add.
+#[test]
+fn the_templates_of_families_are_the_published_ones() {
+    let tokenizer = tokenizer();
+    let mut compared = 0;
+    for (family, file, takes_system) in [
+        ("gemma", "google-gemma-2-2b-it", false),
+        ("phi3", "microsoft-Phi-3.5-mini-instruct", true),
+        ("mistral-v3-tekken", "mistralai-Mistral-Nemo-Instruct-2407", false),
+        ("chatml", "Qwen-Qwen2.5-7B-Instruct", true),
+    ] {
+        let published = std::fs::read_to_string(folder().join(format!("{file}.jinja"))).unwrap();
+        for (messages, prompt) in conversations() {
+            let has_system = messages[0].role == Role::System;
+            // Qwen puts in a system message of its own where there is none.
+            if !prompt || has_system != takes_system {
+                continue;
+            }
+            let theirs = rendered(&published, &tokenizer, &messages, prompt).unwrap();
+            let ours = rendered(family_source(family).unwrap(), &tokenizer, &messages, prompt).unwrap();
+            assert_eq!(ours, theirs.strip_prefix("<s>").unwrap_or(&theirs), "{family}");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 12);
+}
+
+/// The conversation of llama.cpp's own test of its built-in templates, whose texts these are.
+#[test]
+fn the_templates_of_families_look_so() {
+    let tokenizer = tokenizer();
+    let message = |role, content: &str| Message { role, content: content.into() };
+    let conversation = [
+        message(Role::System, "You are a helpful assistant"),
+        message(Role::User, "Hello"),
+        message(Role::Assistant, "Hi there"),
+        message(Role::User, "Who are you"),
+        message(Role::Assistant, "   I am an assistant   "),
+        message(Role::User, "Another question"),
+    ];
+    let texts = family_names().map(|name| {
+        let source = family_source(name).unwrap();
+        let text = rendered(source, &tokenizer, &conversation, true)
+            .or_else(|_| rendered(source, &tokenizer, &conversation[1..], true));
+        format!("=== {name}\n{}", text.unwrap())
+    });
+    insta::assert_snapshot!(texts.collect::<Vec<_>>().join("\n"));
 }
 
 /// What templates may call on strings, lists and mappings, on texts of all kinds.

@@ -21,9 +21,10 @@ pub const DEFAULT_BATCH: usize = 256;
 pub struct ModelArgs {
     /// GGUF file, or the name of one
     ///
-    /// A name is looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models.
+    /// A name is looked up in $SAYFA_MODELS, ./models and ~/.local/share/sayfa/models, then among the models that ollama
+    /// has pulled (llama3.2:1b) and in the Hugging Face cache (org/repo:Q4_K_M). `sayfa models` lists them all.
     ///
-    /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of these folders]
+    /// [default: $SAYFA_MODEL, else SmolLM2-135M-Instruct.Q4_1.gguf in one of the folders]
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
 
@@ -198,11 +199,21 @@ pub struct SystemArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
+    /// System message from a file, read as -f reads one
+    #[arg(long, value_name = "FILE", conflicts_with = "system")]
+    pub system_file: Option<PathBuf>,
+
     /// Put the system message into the first user message
     ///
     /// For templates without a system role.
     #[arg(long)]
     pub system_in_user: bool,
+
+    /// Chat template instead of the model's own
+    ///
+    /// A file of Jinja, or a family's name such as chatml, llama3 or gemma (an unknown one gets the list).
+    #[arg(long, value_name = "FILE|NAME")]
+    pub chat_template: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]

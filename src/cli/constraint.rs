@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::Usage;
-use super::input::read_text;
+use super::input::{Form, read_file};
+use super::terminal::Terminal;
 use crate::constraint::{Constraint, Grammar};
 use crate::tokenizer::Tokenizer;
 
@@ -39,15 +40,16 @@ pub struct Asked {
 
 impl ConstraintArgs {
     /// Reads files, so that they are complained about before a model is loaded.
-    pub fn read(&self) -> anyhow::Result<Option<Asked>> {
+    pub fn read(&self, terminal: &Terminal) -> anyhow::Result<Option<Asked>> {
+        let text_of = |file: &Path, flag| read_file(file, flag, Form::Prompt, false, terminal);
         let (flag, grammar) = if let Some(schema) = &self.json_schema {
             let is_text = schema.trim_start().starts_with('{') || schema.trim() == "true";
-            let text = if is_text { schema.clone() } else { read_text("--json-schema", Path::new(schema))? };
+            let text = if is_text { schema.clone() } else { text_of(Path::new(schema), "--json-schema")? };
             ("--json-schema", Grammar::json_schema(&text))
         } else if let Some(pattern) = &self.regex {
             ("--regex", Ok(Grammar::regex(pattern)))
         } else if let Some(file) = &self.grammar {
-            ("--grammar", Grammar::lark_or_gbnf(&read_text("--grammar", file)?))
+            ("--grammar", Grammar::lark_or_gbnf(&text_of(file, "--grammar")?))
         } else {
             return Ok(None);
         };

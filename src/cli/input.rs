@@ -65,14 +65,10 @@ impl InputArgs {
             pieces.push(self.text(read_stdin()?, "standard input", form, terminal)?);
         }
         for file in &self.files {
-            let (bytes, name) = if file.as_os_str() == "-" {
-                (read_stdin()?, "standard input".to_string())
-            } else {
-                let name = format!("-f {}", file.display());
-                let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
-                (read_bounded(opened, &name)?, name)
-            };
-            pieces.push(self.text(bytes, &name, form, terminal)?);
+            pieces.push(match file.as_os_str() == "-" {
+                true => self.text(read_stdin()?, "standard input", form, terminal)?,
+                false => read_file(file, "-f", form, self.strict_utf8, terminal)?,
+            });
         }
         if let Some(prompt) = &self.prompt {
             let text = self.text(prompt.as_encoded_bytes().to_vec(), "-p", Form::Exact, terminal)?;
@@ -83,19 +79,36 @@ impl InputArgs {
     }
 
     fn text(&self, bytes: Vec<u8>, name: &str, form: Form, terminal: &Terminal) -> anyhow::Result<String> {
-        let text = match String::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(error) => {
-                let at = error.utf8_error().valid_up_to();
-                if self.strict_utf8 {
-                    bail!("{name}: not UTF-8 at byte {at} (without --strict-utf8 it would become U+FFFD)");
-                }
-                terminal.warn(&format!("{name}: not UTF-8, first at byte {at}: what is wrong became U+FFFD"));
-                String::from_utf8_lossy(error.as_bytes()).into_owned()
-            }
-        };
-        Ok(if form == Form::Prompt { trimmed(&text).to_string() } else { text })
+        decoded(bytes, name, form, self.strict_utf8, terminal)
     }
+}
+
+/// The text of a file that `flag` names.
+pub fn read_file(
+    file: &Path,
+    flag: &str,
+    form: Form,
+    strict_utf8: bool,
+    terminal: &Terminal,
+) -> anyhow::Result<String> {
+    let name = format!("{flag} {}", file.display());
+    let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
+    decoded(read_bounded(opened, &name)?, &name, form, strict_utf8, terminal)
+}
+
+fn decoded(bytes: Vec<u8>, name: &str, form: Form, strict_utf8: bool, terminal: &Terminal) -> anyhow::Result<String> {
+    let text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to();
+            if strict_utf8 {
+                bail!("{name}: not UTF-8 at byte {at} (without --strict-utf8 it would become U+FFFD)");
+            }
+            terminal.warn(&format!("{name}: not UTF-8, first at byte {at}: what is wrong became U+FFFD"));
+            String::from_utf8_lossy(error.as_bytes()).into_owned()
+        }
+    };
+    Ok(if form == Form::Prompt { trimmed(&text).to_string() } else { text })
 }
 
 /// Most bytes of text that are read from one place: far beyond any context, and small beside the memory.
@@ -105,16 +118,8 @@ fn read_stdin() -> anyhow::Result<Vec<u8>> {
     read_bounded(std::io::stdin(), "standard input")
 }
 
-/// The whole of a small text file that a flag names.
-pub fn read_text(flag: &str, file: &Path) -> anyhow::Result<String> {
-    let name = format!("{flag} {}", file.display());
-    let opened = std::fs::File::open(file).with_context(|| format!("{name}: cannot be opened"))?;
-    let text = String::from_utf8(read_bounded(opened, &name)?);
-    text.map_err(|error| anyhow::anyhow!("{name}: not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
-}
-
 /// A device or a program that never stops writing must not fill the memory.
-fn read_bounded(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
+pub fn read_bounded(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(MOST_BYTES + 1).read_to_end(&mut bytes).with_context(|| format!("{name}: cannot be read"))?;
     if bytes.len() as u64 > MOST_BYTES {

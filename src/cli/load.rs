@@ -11,6 +11,7 @@ use super::machine::{self, mib};
 use super::models::{self, Found};
 use super::open::{Made, Parts};
 use super::plan::Room;
+use super::prompt::NamedTemplate;
 use super::terminal::Terminal;
 use super::{counted, weights};
 use crate::backend;
@@ -62,17 +63,21 @@ pub struct Texts {
 }
 
 impl Texts {
-    fn new(found: &Found, gguf: &Gguf) -> anyhow::Result<Texts> {
-        let tokenizer = Tokenizer::from_gguf(gguf)?;
-        let template = ChatTemplate::from_gguf(gguf, &tokenizer)?;
-        Ok(Texts { path: found.path.clone(), shown: found.shown().to_string(), tokenizer, template })
+    fn new(found: &Found, gguf: &Gguf, named: Option<&NamedTemplate>) -> anyhow::Result<Texts> {
+        let tokenizer = found.explain(Tokenizer::from_gguf(gguf))?;
+        let template = match named {
+            Some(named) => Some(named.compile(&tokenizer)?),
+            None => found.explain(ChatTemplate::from_gguf(gguf, &tokenizer))?,
+        };
+        Ok(Texts { path: found.path.clone(), shown: found.shown(), tokenizer, template })
     }
 
-    /// Without the weights.
-    pub fn open(model: Option<&Path>) -> anyhow::Result<Texts> {
+    /// Without the weights. `template`: a file or a family's name, instead of the file's own.
+    pub fn open(model: Option<&Path>, template: Option<&Path>) -> anyhow::Result<Texts> {
+        let named = template.map(NamedTemplate::open).transpose()?;
         let found = models::find(model)?;
-        let gguf = Gguf::open(&found.path).map_err(anyhow::Error::from);
-        found.explain(gguf.and_then(|gguf| Texts::new(&found, &gguf)))
+        let gguf = found.explain(Gguf::open(&found.path).map_err(anyhow::Error::from))?;
+        Texts::new(&found, &gguf, named.as_ref())
     }
 }
 
@@ -83,7 +88,19 @@ pub fn load(args: &ModelArgs, terminal: &Terminal) -> anyhow::Result<Loaded> {
 
 /// The same for so many sequences at once, and with a word on the cache.
 pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal: &Terminal) -> anyhow::Result<Loaded> {
+    load_for_text(args, cache, sequences, None, terminal)
+}
+
+/// The same with the chat template of `--chat-template`, if it is given.
+pub fn load_for_text(
+    args: &ModelArgs,
+    cache: &CacheArgs,
+    sequences: usize,
+    template: Option<&Path>,
+    terminal: &Terminal,
+) -> anyhow::Result<Loaded> {
     let start = Instant::now();
+    let named = template.map(NamedTemplate::open).transpose()?;
     let found = models::find(args.model.as_deref())?;
     let options = backend_options(args)?;
     let gguf = found.explain(weights::open(&found.path, args, terminal))?;
@@ -97,7 +114,7 @@ pub fn load_with(args: &ModelArgs, cache: &CacheArgs, sequences: usize, terminal
     };
     // The vocabulary needs a core for a while, the weights the disk, a GPU's copy of them its bus: all at once.
     let (texts, Made { engine, engine_options, gpu }) = std::thread::scope(|scope| {
-        let texts = scope.spawn(|| found.explain(Texts::new(&found, &gguf)));
+        let texts = scope.spawn(|| Texts::new(&found, &gguf, named.as_ref()));
         let made = scope.spawn(|| parts.engine(&room, &engine_options));
         let settled = weights::settle(&gguf, args, terminal);
         let made = made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -195,8 +195,14 @@ pub fn run(asked: Asked, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     };
     signals::install()?;
     let ended = match command {
-        Command::Chat(args) => chat::chat(&args, terminal),
-        Command::Run(args) => run::run(&args, terminal),
+        Command::Chat(mut args) => {
+            args.system.read_file(args.strict_utf8, terminal)?;
+            chat::chat(&args, terminal)
+        }
+        Command::Run(mut args) => {
+            args.system.read_file(args.input.strict_utf8, terminal)?;
+            run::run(&args, terminal)
+        }
         Command::Tokenize(args) => tokenize::tokenize(&args, terminal),
         Command::Plan(args) => plan::plan(&args, terminal),
         Command::Inspect(args) => inspect::inspect(&args, terminal),

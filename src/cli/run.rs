@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use super::args::{CacheArgs, GenerationArgs, ModelArgs, OnFullName, SystemArgs, Talk};
 use super::constraint::ConstraintArgs;
 use super::display::{AnswerView, DisplayArgs};
-use super::input::{Form, InputArgs};
+use super::input::InputArgs;
 use super::load::{self, Loaded, Texts};
 use super::notices::Notices;
-use super::prompt::build_prompt;
+use super::prompt::{self, GapArgs};
 use super::report::{self, Answer};
 use super::sampling::SamplingArgs;
 use super::session::{self, SessionArgs};
@@ -38,8 +38,11 @@ pub struct RunArgs {
     /// Give the text to the model as it is
     ///
     /// No chat template, and names of control tokens in it are control tokens.
-    #[arg(long, help_heading = "Prompt", conflicts_with_all = ["system", "system_in_user"])]
+    #[arg(long, help_heading = "Prompt", conflicts_with_all = ["system", "system_file", "system_in_user", "chat_template"])]
     pub raw: bool,
+
+    #[command(flatten)]
+    pub gap: GapArgs,
 
     /// Print the prompt's tokens instead of answering
     ///
@@ -102,18 +105,15 @@ impl RunArgs {
 }
 
 pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
-    let text = args.input.read(Form::Prompt, args.generation.escape, terminal)?.unwrap_or_default();
-    if text.is_empty() {
-        return Err(Usage("nothing to read: give a prompt with -p, -f or standard input".to_string()).into());
-    }
+    let asked = prompt::read(args, terminal)?;
     ensure!(
         args.logprobs.is_none() || args.json || args.stream_json,
         Usage("--logprobs says nothing without --json or --stream-json".to_string())
     );
-    let constraint = args.constraint.read()?;
+    let constraint = args.constraint.read(terminal)?;
     if args.dump_prompt {
-        let texts = Texts::open(args.model.model.as_deref())?;
-        let prompt = build_prompt(args, &text, &texts, terminal)?;
+        let texts = Texts::open(args.model.model.as_deref(), args.system.chat_template.as_deref())?;
+        let prompt = prompt::build_prompt(args, &asked, &texts, terminal)?;
         let pieces: Vec<&str> = prompt.ids.iter().map(|&id| texts.tokenizer.piece(id)).collect();
         terminal.write_line(&json!({"text": prompt.text, "ids": prompt.ids, "pieces": pieces}).to_string())?;
         return Ok(Ended::Done);
@@ -122,8 +122,9 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     args.sampling.warn_of_idle(terminal);
     // The prompt stays in a sequence of its own while an answer is drawn in a fork.
     let sequences = if args.n > 1 { 2 } else { 1 };
-    let mut loaded = load::load_with(&args.model, &args.cache, sequences, terminal)?;
-    let prompt = build_prompt(args, &text, &loaded.texts, terminal)?;
+    let template = args.system.chat_template.as_deref();
+    let mut loaded = load::load_for_text(&args.model, &args.cache, sequences, template, terminal)?;
+    let prompt = prompt::build_prompt(args, &asked, &loaded.texts, terminal)?;
     let (asked, context_tokens) = (prompt.ids.len(), loaded.engine.context_tokens());
     loaded.engine.set_on_full(args.cache.on_full_after(asked, context_tokens)?);
     let needed = if loaded.engine.evictable_tokens().is_none() { asked + 1 } else { asked };

@@ -24,11 +24,13 @@ pub struct SamplingArgs {
     #[arg(long, alias = "temperature", value_name = "X", default_value_t = 0.8, value_parser = zero_or_more, allow_negative_numbers = true)]
     pub temp: f32,
 
-    /// Let the temperature move by up to X around --temp: up where many tokens are likely, down where few are; 0: off
+    /// Let the temperature move by up to X around --temp; 0: off
+    ///
+    /// Up where many tokens are likely, down where few are.
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = zero_or_more, allow_negative_numbers = true)]
     pub dynatemp_range: f32,
 
-    /// Exponent of that: above 1 the temperature rises late, below 1 early
+    /// Exponent of that: above 1 it rises late, below 1 early
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = zero_or_more, allow_negative_numbers = true)]
     pub dynatemp_exp: f32,
 
@@ -44,7 +46,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = zero_to_one, allow_negative_numbers = true)]
     pub min_p: f32,
 
-    /// Keep the tokens that surprise as much as is to be expected, until they reach this probability; 1: all
+    /// Keep what surprises as much as is to be expected, up to this probability; 1: all
     #[arg(long, alias = "typical-p", value_name = "P", default_value_t = 1.0, value_parser = zero_to_one, allow_negative_numbers = true)]
     pub typical: f32,
 
@@ -92,12 +94,15 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(i64).range(-1..), allow_negative_numbers = true)]
     pub dry_penalty_last_n: i64,
 
-    /// Text at which repetitions end for DRY, \n and the like read as escapes (may be given several times; none: no such
-    /// text) [default: \n : " *]
+    /// Text at which repetitions end for DRY; none: there is no such text [default: \n : " *]
+    ///
+    /// May be given several times. \n and the like are read as escapes.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new(), allow_hyphen_values = true)]
     pub dry_sequence_breaker: Vec<String>,
 
-    /// 2: Mirostat, which keeps the surprise of the text about the same, in place of all stages but the temperature
+    /// 2: keep the surprise of the text about the same
+    ///
+    /// Mirostat takes the place of all stages but the temperature. There is no version 1.
     #[arg(long, value_name = "0|2", default_value_t = 0, value_parser = mirostat, allow_negative_numbers = true)]
     pub mirostat: u8,
 
@@ -109,17 +114,22 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 5.0, value_parser = zero_or_more, allow_negative_numbers = true)]
     pub mirostat_ent: f32,
 
-    /// The stages between the model and the draw, in their order; those that are not named are left out [default:
-    /// penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature]
+    /// The stages between the model and the draw, in their order [default: all nine]
+    ///
+    /// Those that are not named are left out. All nine are
+    /// penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature.
     #[arg(long, value_name = "NAMES", default_value = DEFAULT_CHAIN, hide_default_value = true, overrides_with = "sampler_seq")]
     pub samplers: Chain,
 
-    /// The same in letters: e penalties, d dry, s top_n_sigma, k top_k, y typ_p, p top_p, m min_p, x xtc, t temperature
+    /// The same in letters, such as kpt
+    ///
+    /// e: penalties, d: dry, s: top_n_sigma, k: top_k, y: typ_p, p: top_p, m: min_p, x: xtc, t: temperature.
     #[arg(long, alias = "sampling-seq", value_name = "LETTERS", value_parser = letters, overrides_with = "samplers")]
     pub sampler_seq: Option<Chain>,
 
-    /// Make a token likelier or less likely: 15043+1, or its text as in JSON, '" Hello"-0.5'; 15043-inf: it never comes
-    /// (may be given several times)
+    /// Make a token likelier or less likely: 15043+1, 15043-0.5; 15043-inf: never
+    ///
+    /// The token's id, or its text as in JSON: '" Hello"-0.5'. May be given several times.
     #[arg(short, long, value_name = "TOKEN+BIAS", value_parser = LogitBias::parse, allow_hyphen_values = true)]
     pub logit_bias: Vec<LogitBias>,
 

@@ -37,8 +37,7 @@ pub fn best(candidates: &[Candidate]) -> Candidate {
 
 /// Extreme parameters must not make an infinity or a NaN, which the stages behind would turn into nonsense.
 pub fn finite(logit: f32) -> f32 {
-    // Not `clamp`, which lets NaN through.
-    logit.max(f32::MIN).min(f32::MAX)
+    if logit.is_nan() { f32::MIN } else { logit.clamp(f32::MIN, f32::MAX) }
 }
 
 /// Keeps the candidates whose logit `passes`, in the order given; the best one if none does.

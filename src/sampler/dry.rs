@@ -1,7 +1,7 @@
 //! DRY, "don't repeat yourself": a token that would go on with a repetition loses the more, the longer that already is.
 //!
 //! The text's end is looked for in the text before it (the Z-algorithm on the text read backwards), in time linear in the
-//! number of tokens looked at: 0.2 ms for 64 Ki of them. Repetitions end at the breakers, pieces of text such as line
+//! number of tokens looked at: 0.25 ms for 65,536 of them. Repetitions end at the breakers, pieces of text such as line
 //! ends: what stands before the last one does not count.
 
 use std::collections::HashMap;

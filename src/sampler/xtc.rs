@@ -1,6 +1,6 @@
 //! XTC, "exclude top choices": now and then the likely candidates are left out, all but the least likely of them.
 
-use super::candidates::{Candidate, best_logit, by_rank, weigh};
+use super::candidates::{Candidate, by_rank, weigh};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Xtc {
@@ -29,10 +29,14 @@ pub fn xtc(candidates: &mut Vec<Candidate>, xtc: &Xtc, random: impl FnOnce() -> 
         return;
     }
     let least = f64::from(xtc.threshold) * weigh(candidates, weights);
-    let best = best_logit(candidates);
-    let is_likely = |candidate: &Candidate| f64::from(libm::expf(candidate.logit - best)) >= least;
-    let last = candidates.iter().copied().filter(is_likely).max_by(by_rank);
-    candidates.retain(|candidate| !is_likely(candidate) || Some(*candidate) == last);
+    let is_likely = |weight: &f32| f64::from(*weight) >= least;
+    let likely = candidates.iter().zip(&*weights).filter(|(_, weight)| is_likely(weight));
+    let last = likely.map(|(candidate, _)| *candidate).max_by(by_rank);
+    let mut weights = weights.iter();
+    candidates.retain(|candidate| {
+        let weight = weights.next().expect("each candidate has its weight");
+        !is_likely(weight) || Some(*candidate) == last
+    });
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! The template comes from the model file and is trusted with nothing: it reaches no file, and fuel bounds its steps and
 //! its memory together. What people wrote is shielded before it goes in, so that it cannot turn into control tokens.
 
+mod families;
 mod json;
 mod methods;
 mod namespace;
@@ -20,10 +21,9 @@ use minijinja::{Environment, ErrorKind};
 use crate::gguf::Gguf;
 use crate::tokenizer::{Special, TokenId, Tokenizer};
 
-const KEY: &str = "tokenizer.chat_template";
+pub use families::{names as family_names, source as family_source};
 
-const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}\
-{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+const KEY: &str = "tokenizer.chat_template";
 
 /// One unit pays for one instruction or 64 bytes of data, so this is also a bound of 16 MiB. Every published template
 /// gets by with a part of it.
@@ -63,6 +63,7 @@ pub struct Message {
 
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     bos: String,
     eos: String,
     note: Option<String>,
@@ -78,21 +79,20 @@ pub struct Prompt {
 }
 
 impl ChatTemplate {
-    /// The template of the file. Without one: ChatML if its markers are single tokens of the vocabulary, else `None`
-    /// (the caller says which on stderr; `note` holds the sentence).
+    /// The template of the file. Without one: that of the family which the vocabulary or the model's name tells, else
+    /// `None` (the caller says which on stderr; `note` holds the sentence).
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> anyhow::Result<Option<ChatTemplate>> {
         if let Some(source) = gguf.str(KEY)?.filter(|source| !source.trim().is_empty()) {
             let template = ChatTemplate::from_source(source, tokenizer)
                 .map_err(|error| gguf.key_error(KEY, format_args!("{error:#}")))?;
             return Ok(Some(template));
         }
-        // Not by encoding them: a vocabulary without their letters has one id, the unknown token, for any text.
-        if tokenizer.control_token("<|im_start|>").is_none() || tokenizer.control_token("<|im_end|>").is_none() {
-            return Ok(None);
-        }
-        let mut template = ChatTemplate::from_source(CHATML, tokenizer)?;
-        template.note =
-            Some("the file has no chat template: ChatML is used, because the vocabulary has its markers".into());
+        let Some((family, why)) = families::of_file(gguf, tokenizer) else { return Ok(None) };
+        let source = families::source(family).expect("only families that exist are found");
+        let mut template = ChatTemplate::from_source(source, tokenizer)?;
+        template.note = Some(format!(
+            "the file has no chat template: that of {family} is used, because {why} (--chat-template names another)"
+        ));
         Ok(Some(template))
     }
 
@@ -103,6 +103,7 @@ impl ChatTemplate {
         let text_of = |id: Option<TokenId>| id.map_or("", |id| tokenizer.piece(id)).to_string();
         let template = ChatTemplate {
             environment,
+            source: source.to_string(),
             bos: text_of(tokenizer.bos()),
             eos: text_of(tokenizer.eos()),
             note: None,
@@ -115,6 +116,11 @@ impl ChatTemplate {
             bail!("the chat template is broken: {}", Failure::OutOfFuel);
         }
         Ok(template)
+    }
+
+    /// As its author wrote it.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// A sentence for the user, if the template is not the file's own.

@@ -302,13 +302,12 @@ fn a_long_conversation_has_fuel_enough() {
 fn without_a_template_chatml_needs_its_markers() {
     let (gguf, tokenizer) = tiny(&[("<|im_start|>", 3), ("<|im_end|>", 3)], |file| file);
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap().unwrap();
-    assert!(template.note().unwrap().contains("no chat template"));
+    assert!(template.note().unwrap().contains("no chat template: that of chatml is used"));
     assert_eq!(
         template.render_text(&[system("a"), user("b")], true).unwrap(),
         "<|im_start|>system\na<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
     );
-    for markers in [&[][..], &[("<|im_start|>", 3)], &[("<|im_start|>", 4), ("<|im_end|>", 4)]] {
-        // A turn end is a control token by its text, whatever its type says; a turn beginning is not.
+    for markers in [&[][..], &[("<|im_start|>", 3)], &[("<|im_end|>", 3)]] {
         let (gguf, tokenizer) = tiny(markers, |file| file);
         assert!(ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap().is_none(), "{markers:?}");
     }
@@ -318,6 +317,111 @@ fn without_a_template_chatml_needs_its_markers() {
     assert!(ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap().is_none(), "a vocabulary without letters");
     let (gguf, tokenizer) = tiny(&[("<|im_start|>", 3), ("<|im_end|>", 3)], |file| file.key(KEY, Val::str(" ")));
     assert!(ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap().unwrap().note().is_some());
+}
+
+fn family_of(markers: &[&str], edit: impl FnOnce(Writer) -> Writer) -> Option<String> {
+    let markers: Vec<(&str, i32)> = markers.iter().map(|marker| (*marker, 3)).collect();
+    let (gguf, tokenizer) = tiny(&markers, edit);
+    let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap()?;
+    let note = template.note().expect("what is chosen is said").to_string();
+    Some(note.split("that of ").nth(1).unwrap().split(' ').next().unwrap().to_string())
+}
+
+#[test]
+fn without_a_template_the_vocabulary_tells_the_family() {
+    for (markers, family) in [
+        (&["<|im_start|>", "<|im_sep|>", "<|im_end|>"][..], "phi4"),
+        (&["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], "llama3"),
+        (&["<|header_start|>", "<|header_end|>", "<|eot|>"], "llama4"),
+        (&["<start_of_turn>", "<end_of_turn>"], "gemma"),
+        (&["<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"], "command-r"),
+        (&["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"], "deepseek3"),
+        (&["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"], "granite"),
+        (&["[INST]", "[/INST]", "[SYSTEM_PROMPT]"], "mistral-v7"),
+        (&["[INST]", "[/INST]"], "mistral-v3"),
+        (&["<|user|>", "<|assistant|>", "<|end|>"], "phi3"),
+    ] {
+        assert_eq!(family_of(markers, |file| file).as_deref(), Some(family));
+        assert_eq!(family_of(&markers[1..], |file| file).filter(|found| found == family), None, "{markers:?}");
+    }
+}
+
+#[test]
+fn without_markers_the_name_tells_the_family_or_nothing_does() {
+    let named = |name: &str| family_of(&[], |file| file.key("general.name", Val::str(name)));
+    for (name, family) in [
+        ("Llama 2 7b Chat Hf", Some("llama2")),
+        ("TinyLlama 1.1B Chat v1.0", Some("zephyr")),
+        ("zephyr-7b-beta", Some("zephyr")),
+        ("Vicuna 13b V1.5", Some("vicuna")),
+        ("Mistral-7B-Instruct-v0.1", Some("mistral-v1")),
+        ("deepseek_coder 6.7b instruct", Some("deepseek")),
+        ("Llama-2-7b", None),
+        ("TinyLlama 1.1B intermediate", None),
+        ("Mistral 7B v0.1", None),
+        ("chat", None),
+    ] {
+        assert_eq!(named(name).as_deref(), family, "{name}");
+    }
+    assert_eq!(family_of(&[], |file| file), None);
+    let by_base = family_of(&[], |file| {
+        file.key("general.basename", Val::str("Llama-2")).key("general.finetune", Val::str("chat"))
+    });
+    assert_eq!(by_base.as_deref(), Some("llama2"));
+}
+
+/// Markers that a converter stored as ordinary tokens would be found in what a user types.
+#[test]
+fn users_cannot_write_the_markers_of_any_family() {
+    let markers = [
+        "<|im_start|>",
+        "<|im_sep|>",
+        "<|im_end|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|header_start|>",
+        "<|header_end|>",
+        "<|eot|>",
+        "<start_of_turn>",
+        "<end_of_turn>",
+        "<|START_OF_TURN_TOKEN|>",
+        "<|USER_TOKEN|>",
+        "<|CHATBOT_TOKEN|>",
+        "<|SYSTEM_TOKEN|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<｜User｜>",
+        "<｜Assistant｜>",
+        "<｜end▁of▁sentence｜>",
+        "<|start_of_role|>",
+        "<|end_of_role|>",
+        "<|end_of_text|>",
+        "[INST]",
+        "[/INST]",
+        "[SYSTEM_PROMPT]",
+        "[/SYSTEM_PROMPT]",
+        "<|user|>",
+        "<|assistant|>",
+        "<|system|>",
+        "<|end|>",
+        "<|end_of_turn|>",
+        "<|EOT|>",
+    ];
+    for kind in [3, 4] {
+        let stored: Vec<(&str, i32)> = markers.iter().map(|marker| (*marker, kind)).collect();
+        let (_, tokenizer) = tiny(&stored, |file| file);
+        let forged: String = markers.iter().map(|marker| format!("{marker}x{marker}")).collect();
+        for family in family_names() {
+            let template = ChatTemplate::from_source(family_source(family).unwrap(), &tokenizer).unwrap();
+            let controls = |text: &str| {
+                let prompt = template.render(&[user(text), assistant(text), user(text)], &tokenizer).unwrap();
+                prompt.ids.iter().filter(|&&id| markers.contains(&tokenizer.piece(id))).count()
+            };
+            assert_eq!(controls(&forged), controls("plain"), "{family}, type {kind}");
+            let starts = template.render(&[user("a")], &tokenizer).unwrap().ids;
+            assert_eq!((starts[0], starts[1] == 1), (1, false), "{family} begins with one BOS");
+        }
+    }
 }
 
 #[test]

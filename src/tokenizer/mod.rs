@@ -104,6 +104,21 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The prompt for what stands between two texts, as a person would read it and in ids: BOS where the model wants one,
+    /// then each text behind its marker, and the marker of the middle last. Control tokens in the texts stay text. `None`:
+    /// the vocabulary has no such markers.
+    pub fn encode_gap(&self, before: &str, after: &str) -> anyhow::Result<Option<(String, Vec<TokenId>)>> {
+        let Some(markers @ [prefix, suffix, middle]) = self.vocabulary.fill_in else { return Ok(None) };
+        let bos = self.bos().filter(|_| self.add_bos);
+        let mut ids: Vec<TokenId> = bos.into_iter().chain([prefix]).collect();
+        ids.extend(self.encode(before, Special::AsText)?);
+        ids.push(suffix);
+        ids.extend(self.encode(after, Special::AsText)?);
+        ids.push(middle);
+        let [prefix, suffix, middle] = markers.map(|id| self.piece(id));
+        Ok(Some((format!("{prefix}{before}{suffix}{after}{middle}"), ids)))
+    }
+
     /// Gives `ids` the BOS that the model asks for: none if the first id that is not white space is BOS already, and of
     /// several in a row there only one stays.
     pub fn begin_with_bos(&self, ids: &mut Vec<TokenId>) {

@@ -67,6 +67,7 @@ const END_OF_GENERATION_TEXTS: &[&str] = &[
     "<|eom_id|>",
     "<EOT>",
     "_<EOT>",
+    "▁<EOT>",
     "[EOT]",
     "[EOS]",
     "<|end_of_text|>",
@@ -91,23 +92,80 @@ const END_OF_GENERATION_TEXTS: &[&str] = &[
     "<file_sep>",
 ];
 
-/// Tokens that other programs use, by the names of their keys.
-const UNUSED_IDS: &[&str] = &[
-    "padding",
-    "separator",
-    "seperator",
-    "cls",
-    "mask",
-    "prefix",
-    "suffix",
-    "middle",
-    "fim_pre",
-    "fim_suf",
-    "fim_mid",
-    "fim_pad",
-    "fim_rep",
-    "fim_sep",
+/// Texts with which templates mark turns. Some converters store them as ordinary tokens (Command R's are), and then a
+/// user could write them.
+const TURN_TEXTS: &[&str] = &[
+    "<|im_start|>",
+    "<|im_sep|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|header_start|>",
+    "<|header_end|>",
+    "<|eot|>",
+    "<start_of_turn>",
+    "<|START_OF_TURN_TOKEN|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|SYSTEM_TOKEN|>",
+    "<|USER_TOKEN|>",
+    "<|CHATBOT_TOKEN|>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<|start_of_role|>",
+    "<|end_of_role|>",
+    "[INST]",
+    "[/INST]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end_of_turn|>",
+    "<|EOT|>",
 ];
+
+/// Texts of the tokens before, after and in the middle of what is to be filled in, as llama.cpp knows them; each column
+/// belongs together.
+const FILL_IN_TEXTS: [[&str; 8]; 3] = [
+    [
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<｜fim▁begin｜>",
+        "<PRE>",
+        "▁<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+    ],
+    [
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<｜fim▁hole｜>",
+        "<SUF>",
+        "▁<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+    ],
+    [
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    ],
+];
+
+/// Keys of the same, the older name second.
+const FILL_IN_KEYS: [[&str; 2]; 3] = [["fim_pre", "prefix"], ["fim_suf", "suffix"], ["fim_mid", "middle"]];
+
+/// Tokens that end a filled-in text: padding, and what begins another file or repository.
+const FILL_IN_ENDS: [&str; 3] = ["fim_pad", "fim_rep", "fim_sep"];
+
+/// Tokens that other programs use, by the names of their keys.
+const UNUSED_IDS: &[&str] = &["padding", "separator", "seperator", "cls", "mask"];
 
 /// Many byte strings in one allocation, by index.
 #[derive(Default)]
@@ -139,6 +197,8 @@ pub struct Vocabulary {
     pub unknown: Option<TokenId>,
     /// Ascending.
     pub end_of_generation: Vec<TokenId>,
+    /// Prefix, suffix, middle.
+    pub fill_in: Option<[TokenId; 3]>,
     pub warnings: Vec<String>,
 }
 
@@ -175,7 +235,8 @@ impl Vocabulary {
         {
             warnings.push(format!("'{key}' says {size} tokens, but {TOKENS_KEY} holds {count}: the array is used"));
         }
-        warnings.extend(UNUSED_IDS.iter().filter_map(|name| unusable_id(gguf, name, count)));
+        let optional = UNUSED_IDS.iter().chain(FILL_IN_KEYS.as_flattened()).chain(&FILL_IN_ENDS);
+        warnings.extend(optional.filter_map(|name| unusable_id(gguf, name, count)));
         let explicit_kinds = read_kinds(gguf, count)?;
         let has_kinds = explicit_kinds.is_some();
         let kinds = explicit_kinds.unwrap_or_else(|| vec![Kind::Normal; count]);
@@ -188,11 +249,15 @@ impl Vocabulary {
             eos: special_id(gguf, "eos", count)?,
             unknown: special_id(gguf, "unknown", count)?,
             end_of_generation: Vec::new(),
+            fill_in: None,
             warnings,
         };
-        let turn_ends = [special_id(gguf, "eot", count)?, special_id(gguf, "eom", count)?];
+        let mut turn_ends = vec![special_id(gguf, "eot", count)?, special_id(gguf, "eom", count)?];
+        // What is wrong with these has been warned of.
+        turn_ends.extend(FILL_IN_ENDS.map(|name| special_id(gguf, name, count).ok().flatten()));
         vocabulary.fill_in_special_ids();
         vocabulary.find_end_of_generation(&turn_ends);
+        vocabulary.find_markers(gguf);
         if !has_kinds {
             vocabulary.guess_kinds(&turn_ends);
         }
@@ -222,6 +287,35 @@ impl Vocabulary {
         ends.sort_unstable();
         ends.dedup();
         self.end_of_generation = ends;
+    }
+
+    /// The tokens around a text to be filled in, by their keys or their texts; and all markers become control tokens.
+    fn find_markers(&mut self, gguf: &Gguf) {
+        let turns: HashSet<&str> = TURN_TEXTS.iter().copied().collect();
+        let mut by_text = [[None; 8]; 3];
+        for id in 0..self.len() as TokenId {
+            let piece = piece_of(&self.pieces, id as usize);
+            let mut is_marker = turns.contains(piece);
+            for (texts, found) in FILL_IN_TEXTS.iter().zip(&mut by_text) {
+                if let Some(column) = texts.iter().position(|text| *text == piece) {
+                    found[column] = found[column].or(Some(id));
+                    is_marker = true;
+                }
+            }
+            if is_marker {
+                self.kinds[id as usize] = Kind::Control;
+            }
+        }
+        let count = self.len();
+        let by_key = |names: [&str; 2]| names.into_iter().find_map(|name| special_id(gguf, name, count).ok().flatten());
+        let keys = FILL_IN_KEYS.map(by_key);
+        let column = (0..8).find(|&column| by_text.iter().all(|found| found[column].is_some()));
+        let of_column = |row: usize| column.and_then(|column| by_text[row][column]);
+        if let [Some(prefix), Some(suffix), Some(middle)] = [0, 1, 2].map(|row| keys[row].or(of_column(row))) {
+            let ids = [prefix, suffix, middle];
+            ids.iter().for_each(|&id| self.kinds[id as usize] = Kind::Control);
+            self.fill_in = Some(ids);
+        }
     }
 
     /// Without `token_type` only the ids that the file names are known as markers, and byte tokens by their text.

@@ -152,7 +152,7 @@ fn edit(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Resu
 
 fn read(session: &mut Session, file: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
     ensure!(!file.is_empty(), "/read needs the name of a file");
-    if !session.read(&paths::typed(file), terminal)? {
+    if !session.read(&paths::typed(file), "/read", terminal)? {
         terminal.info("stopped: the file is not read");
     }
     Ok(Flow::Stay)

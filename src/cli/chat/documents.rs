@@ -9,19 +9,18 @@ use anyhow::ensure;
 use super::answer::with_question;
 use super::conversation::Document;
 use super::session::Session;
-use crate::cli::input::{Form, InputArgs};
+use crate::cli::input::{Form, read_file};
 use crate::cli::terminal::{Interrupts, Terminal};
 use crate::generation::{self, Event, FinishReason, Request};
 use crate::sampler::{Params, Sampler};
 use crate::tokenizer::{Special, TokenId};
 
 impl Session {
-    /// Puts a file's text before the next message. `false`: Ctrl-C stopped it, and the conversation is as before.
-    pub fn read(&mut self, path: &Path, terminal: &Terminal) -> anyhow::Result<bool> {
-        let files = vec![path.to_path_buf()];
-        let input = InputArgs { prompt: None, files, no_stdin: true, strict_utf8: self.strict_utf8 };
-        let text = input.read(Form::Prompt, false, terminal)?.unwrap_or_default();
+    /// Puts the text of a file that `flag` names before the next message. `false`: Ctrl-C stopped it, and the conversation
+    /// is as before.
+    pub fn read(&mut self, path: &Path, flag: &str, terminal: &Terminal) -> anyhow::Result<bool> {
         let name = path.display().to_string();
+        let text = read_file(path, flag, Form::Prompt, self.strict_utf8, terminal)?;
         ensure!(!text.trim().is_empty(), "{name}: there is no text in it");
         let tokens = self.loaded.texts.tokenizer.encode(&text, Special::AsText)?.len();
         self.conversation.documents.push(Document { name: name.clone(), text });

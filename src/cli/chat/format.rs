@@ -3,6 +3,7 @@
 use super::session::Session;
 use crate::cli::constraint::{Asked, ConstraintArgs};
 use crate::cli::load::Texts;
+use crate::cli::terminal::Terminal;
 use crate::sampler::{Params, Sampler};
 
 /// What `/set format json` stands for.
@@ -16,9 +17,10 @@ pub fn sampler(params: Params, format: Option<&Asked>, texts: &Texts) -> anyhow:
 
 impl Session {
     /// `json`, a JSON schema or the file of one; `None`: any text.
-    pub fn set_format(&mut self, format: Option<&str>) -> anyhow::Result<()> {
+    pub fn set_format(&mut self, format: Option<&str>, terminal: &Terminal) -> anyhow::Result<()> {
         let schema = format.map(|format| if format == "json" { ANY_OBJECT } else { format });
-        let asked = ConstraintArgs { json_schema: schema.map(str::to_string), ..ConstraintArgs::default() }.read()?;
+        let asked =
+            ConstraintArgs { json_schema: schema.map(str::to_string), ..ConstraintArgs::default() }.read(terminal)?;
         let bound = asked.as_ref().map(|asked| asked.bind(&self.loaded.texts.tokenizer)).transpose()?;
         (self.sampler.constraint, self.format) = (bound, asked);
         Ok(())

@@ -20,7 +20,7 @@ mod show;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use clap::Args;
 
 use self::answer::OutputLost;
@@ -89,11 +89,12 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         return Err(Usage("-f -: standard input is for the messages of the chat".to_string()).into());
     }
     args.sampling.warn_of_idle(terminal);
-    let format = args.constraint.read()?;
+    let format = args.constraint.read(terminal)?;
     if terminal.stdin_is_terminal() {
         signals::keep_terminal();
     }
-    let loaded = super::load::load_with(&args.model, &args.cache, 1, terminal)?;
+    let template = args.system.chat_template.as_deref();
+    let loaded = super::load::load_for_text(&args.model, &args.cache, 1, template, terminal)?;
     if loaded.texts.template.is_none() {
         terminal.warn("the model has no chat template: it completes text instead of answering");
     }
@@ -105,7 +106,7 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
         session.loaded.engine.info().device
     ));
     for file in &args.files {
-        if !session.read(file, terminal).with_context(|| format!("-f {}", file.display()))? {
+        if !session.read(file, "-f", terminal)? {
             return Ok(Ended::Interrupted);
         }
     }

@@ -166,8 +166,8 @@ impl Session {
         self.loaded.engine.held_tokens(self.sequence)
     }
 
-    /// Lets another model go on with the conversation, which it reads with the next message. If it cannot, the present
-    /// one stays. Until that is known the machine holds both.
+    /// Lets another model go on with the conversation, which it reads with the next message, in its own chat template. If
+    /// it cannot, the present one stays. Until that is known the machine holds both.
     pub fn change_model(&mut self, name: &Path, terminal: &Terminal) -> anyhow::Result<()> {
         // Ctrl-C must not end the chat; a second one does.
         let interrupts = Interrupts::catch();

@@ -70,13 +70,13 @@ pub fn set(session: &mut Session, rest: &str, terminal: &mut Terminal) -> anyhow
                 !value.is_empty(),
                 "/set format needs json, a JSON schema or the file of one; /set noformat ends it"
             );
-            session.set_format(Some(value))?;
+            session.set_format(Some(value), terminal)?;
             terminal.info("Answers follow this format");
             return Ok(Flow::Stay);
         }
         "noformat" => {
             ensure!(value.is_empty(), "/set noformat takes no value");
-            session.set_format(None)?;
+            session.set_format(None, terminal)?;
             terminal.info("Answers are free text");
             return Ok(Flow::Stay);
         }

@@ -85,8 +85,8 @@ fn system(session: &Session, terminal: &Terminal) -> anyhow::Result<()> {
 }
 
 fn template(session: &Session, terminal: &Terminal) -> anyhow::Result<()> {
-    let gguf = Gguf::open(&session.loaded.texts.path)?;
-    terminal.talk_lines(gguf.str("tokenizer.chat_template")?.context("the model's file has no chat template")?);
+    let template = session.loaded.texts.template.as_ref().context("the model has no chat template")?;
+    terminal.talk_lines(template.source());
     Ok(())
 }
 

@@ -40,7 +40,7 @@ impl Wanted {
         let text = ["hf.co/", "huggingface.co/"].iter().find_map(|host| text.strip_prefix(host)).unwrap_or(text);
         let (path, quant) = without_tag(text);
         let parts: Vec<&str> = path.split('/').collect();
-        if !parts.iter().chain(&quant).all(|part| is_name_part(part)) {
+        if !parts.iter().chain(&quant).all(|part| is_name_part(part) && !part.contains(':')) {
             return None;
         }
         let (repository, file) = parts.split_at(parts.len().min(2));
@@ -113,7 +113,7 @@ impl Repository {
         if let Some(wanted) = &wanted.file {
             return match files.iter().find(|file| file.eq_ignore_ascii_case(wanted)) {
                 Some(file) => found(file),
-                None => bail!("{name} has no file {wanted} in the Hugging Face cache, but {}", self.shown()),
+                None => bail!("{name} has no file {wanted} on this disk, but {}", self.shown()),
             };
         }
         if let Some(quant) = &wanted.quant {

@@ -9,7 +9,6 @@ mod ollama;
 mod places;
 
 use std::env;
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -39,7 +38,7 @@ impl Found {
     }
 
     /// As sentences should call it.
-    pub fn shown(&self) -> impl Display {
+    pub fn shown(&self) -> String {
         if self.is_blob { self.name.clone() } else { self.path.display().to_string() }
     }
 

@@ -86,7 +86,7 @@ pub fn find(folder: &Path, wanted: &str) -> anyhow::Result<Option<Found>> {
 /// All names, sound or not.
 pub fn list(folder: &Path) -> io::Result<Vec<Listed>> {
     let manifests = folder.join("manifests");
-    if !manifests.exists() {
+    if !manifests.try_exists()? {
         return Ok(Vec::new());
     }
     // So that a folder that may not be read is told of.

@@ -112,7 +112,14 @@ impl Places {
         let (mut listed, mut unread): (Vec<Listed>, _) = (Vec::new(), Vec::new());
         let mut seen = Vec::new();
         for (kind, folder) in &self.places {
-            let Ok(real) = folder.canonicalize() else { continue };
+            let real = match folder.canonicalize() {
+                Ok(real) => real,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => {
+                    unread.push(format!("{}: {error}", folder.display()));
+                    continue;
+                }
+            };
             // As a hub and as a flat folder one and the same has different files.
             if seen.contains(&(*kind, real.clone())) {
                 continue;
