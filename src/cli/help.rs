@@ -40,6 +40,7 @@ const EXAMPLES: &[(&str, &str)] = &[
            sayfa run -f report.txt -p \"What is the main point?\" --json\n  \
            sayfa run -p \"A name for a cat\" --n 5 -n 20",
     ),
+    ("models", "  sayfa models\n  sayfa models --json"),
     ("tokenize", "  sayfa tokenize -p \"Hello world\"\n  sayfa tokenize --json < report.txt"),
     (
         "plan",

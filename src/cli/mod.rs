@@ -82,22 +82,44 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Talk with a model
+    ///
+    /// In a terminal with line editing, messages of several lines, history and commands (/? lists them); from a pipe one
+    /// message a line.
     Chat(chat::ChatArgs),
     /// Answer one prompt: piped text, files and -p
+    ///
+    /// The prompt is standard input where it is no terminal, then the files of -f, then -p, joined by blank lines. The answer
+    /// goes to standard output, and nothing else does.
     Run(run::RunArgs),
     /// Show the tokens of a text
+    ///
+    /// One a line: its id, how the vocabulary writes it, and what it stands for.
     Tokenize(tokenize::TokenizeArgs),
     /// Tell what a model needs in memory, and whether it fits
+    ///
+    /// On this machine and its GPU, or on one of --vram. Reads no more than the header of a file.
     Plan(plan::PlanArgs),
     /// Show what a GGUF file holds
     Inspect(inspect::InspectArgs),
-    /// List the models on this machine: sayfa's, ollama's, Hugging Face's and llama.cpp's
+    /// List the models on this machine
+    ///
+    /// sayfa's own, ollama's, and those in the caches of Hugging Face and llama.cpp.
     Models(models::ModelsArgs),
     /// Measure how well a model predicts a text
+    ///
+    /// A text longer than the context is read in windows of that size, which do not overlap.
     Perplexity(perplexity::PerplexityArgs),
     /// Measure speed
+    ///
+    /// Reads a prompt of 512 tokens and generates 64, three times after one to warm up; a table of the medians stands beside
+    /// what the machine can give at best, which is measured first.
     Bench(bench::BenchArgs),
     /// Show what the flags and the configuration file come to
+    ///
+    /// The file is TOML, sayfa/config.toml in $XDG_CONFIG_HOME or ~/.config. Its keys are the long names of flags: at the
+    /// top for every command that has the flag, in a table [COMMAND] for one, in [presets.NAME] for --preset NAME. A flag
+    /// wins over the preset, the preset over $SAYFA_MODEL and $SAYFA_SIMD, these over the table of the command, and that
+    /// over the top. --FLAG=false turns off a switch that the file turns on.
     #[command(override_usage = "sayfa config [OPTIONS] [COMMAND [FLAGS OF COMMAND]]")]
     Config(config::ConfigCommand),
     /// Print what a shell needs to complete commands and flags

@@ -27,7 +27,7 @@ pub fn sentence(error: &Error, args: &[OsString], program: &clap::Command) -> St
 pub fn flag(error: &Error) -> String {
     // `--top-p <P>`: the flag counts, not how its value is called.
     let argument = text(error, ContextKind::InvalidArg).unwrap_or_default();
-    argument.split([' ', '=']).next().unwrap_or_default().to_string()
+    argument.split(" <").next().unwrap_or_default().to_string()
 }
 
 pub fn suggested_flag(error: &Error) -> Option<String> {

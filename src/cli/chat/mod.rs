@@ -45,9 +45,9 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub system: SystemArgs,
 
-    /// Read this text first (may be given several times)
+    /// Read this text first
     ///
-    /// It stands before your first message, and is computed at once.
+    /// It stands before your first message, and is computed at once. May be given several times.
     #[arg(short, long = "file", value_name = "FILE", help_heading = "Prompt")]
     pub files: Vec<PathBuf>,
 

@@ -45,8 +45,10 @@ const NO_KEYS: [&str; 5] = ["preset", "config", "no-config", "help", "version"];
 /// Variables that count like a flag, above the file and below a preset.
 const ENVIRONMENT: [(&str, &str); 2] = [("model", "SAYFA_MODEL"), ("simd", "SAYFA_SIMD")];
 
-/// Flags that say the same for a part: whoever says the whole leaves out what the file says of the parts.
-const PARTS: [(&str, &str); 2] = [("kv-type", "kv-type-k"), ("kv-type", "kv-type-v")];
+/// Flags that leave out others in the file without a conflict on the command line: the whole its parts, and of two ways to
+/// say the same the lower one.
+const REPLACES: [(&str, &str); 4] =
+    [("kv-type", "kv-type-k"), ("kv-type", "kv-type-v"), ("samplers", "sampler-seq"), ("sampler-seq", "samplers")];
 
 /// A command line with all that counts.
 pub struct Understood {
@@ -241,9 +243,8 @@ fn variable(name: &str) -> Option<OsString> {
 /// Whether the lower flag says nothing beside the higher one.
 fn excludes(command: &Command, higher: &Arg, lower: &Arg) -> bool {
     let conflicts = |a, b: &Arg| command.get_arg_conflicts_with(a).iter().any(|other| other.get_id() == b.get_id());
-    let is_part =
-        || PARTS.iter().any(|&(whole, part)| higher.get_long() == Some(whole) && lower.get_long() == Some(part));
-    conflicts(higher, lower) || conflicts(lower, higher) || is_part()
+    let longs = (higher.get_long().unwrap_or_default(), lower.get_long().unwrap_or_default());
+    conflicts(higher, lower) || conflicts(lower, higher) || REPLACES.contains(&longs)
 }
 
 /// The setting as the parser knows it; empty for a switch that is off. An error says what the value must be.

@@ -141,9 +141,9 @@ impl Row<'_> {
     fn to_json(&self) -> Json {
         let is_number = |text: &&String| serde_json::from_str::<serde_json::Number>(text).is_ok();
         let value = |text: &String| match text.as_str() {
+            _ if super::takes_text(self.flag) => Json::from(text.as_str()),
             "true" => Json::Bool(true),
             "false" => Json::Bool(false),
-            _ if super::takes_text(self.flag) => Json::from(text.as_str()),
             _ => Some(text)
                 .filter(is_number)
                 .and_then(|text| serde_json::from_str(text).ok())

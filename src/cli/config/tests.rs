@@ -62,6 +62,8 @@ fn what_a_flag_excludes_or_says_as_a_whole_is_left_out_of_the_file() {
     let loud = run(text, "-v --raw --kv-type int8", None);
     assert!(loud.talk.verbose && !loud.talk.quiet && loud.raw && loud.system.system.is_none());
     assert_eq!(loud.model.kv_type_k, None);
+    let (_, added) = completed("samplers = 'top_k'", "run -p x --sampler-seq kt", None).unwrap();
+    assert!(added.is_empty(), "{added:?}");
     assert!(!run(text, "", Some("loud")).talk.quiet);
     // The model of the file gives way to a shape.
     let (matches, added) = completed("model = 'm.gguf'\nthreads = 2", "bench --shape llama-2-7b", None).unwrap();
@@ -110,7 +112,12 @@ fn a_value_is_checked_by_the_parser_of_its_flag_and_the_sentence_names_the_line(
 }
 
 #[test]
-fn any_flag_of_any_command_can_be_a_key() {
+fn any_flag_of_any_command_can_be_a_key_and_what_replaces_another_is_there() {
+    let program = help::program();
+    let is_there = |key: &str| program.get_subcommands().any(|command| flag(command, key).is_some());
+    let pairs = REPLACES.iter().flat_map(|&(higher, lower)| [higher, lower]);
+    let missing: Vec<&str> = pairs.chain(ENVIRONMENT.map(|(key, _)| key)).filter(|key| !is_there(key)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
     for command in help::program().get_subcommands().filter(|command| is_configured(command)) {
         for key in command.get_arguments().filter_map(Arg::get_long).filter(|key| !NO_KEYS.contains(key)) {
             let text = format!("[{}]\n{key} = true\n", command.get_name());
