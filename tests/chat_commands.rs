@@ -29,7 +29,7 @@ fn commands_are_completed_and_unknown_ones_refused() {
     assert!(chat.command("/set top_p 7").contains("top_p: '7' is not a number from 0 to 1"));
     assert!(chat.command("/set parameter top_p 0.5").contains("Set parameter 'top_p' to '0.5'"));
     let shown = chat.command("/show parameters");
-    assert!(shown.contains("top_p              0.5") && shown.contains("seed in use: "), "{shown}");
+    assert!(shown.contains("top_p                 0.5") && shown.contains("seed in use: "), "{shown}");
     // None of this was said to the model.
     assert!(chat.messages().is_empty());
     chat.send("/quit\r");
