@@ -145,8 +145,8 @@ fn on_screen(sent: &str) -> Vec<String> {
 fn answer_lines(chat: &mut Chat, question: &str) -> (Vec<String>, String) {
     let sent = chat.ask(question);
     let answer = &sent[sent.find("\n").unwrap() + 1..];
-    let mut lines = on_screen(answer);
-    lines.retain(|line| !line.starts_with('[') && !line.trim().is_empty());
+    let lines = on_screen(answer).into_iter().take_while(|line| !line.starts_with('['));
+    let lines = lines.filter(|line| !line.trim().is_empty()).collect();
     (lines, chat.messages().pop().unwrap().1)
 }
 
