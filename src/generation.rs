@@ -14,6 +14,8 @@ use crate::tokenizer::text::TextStream;
 use crate::tokenizer::{TokenId, Tokenizer};
 use stop::StopFilter;
 
+pub use stop::overlap;
+
 pub struct Request<'a> {
     /// Ids the sequence shall hold; what it holds already is not computed again.
     pub prompt: &'a [TokenId],

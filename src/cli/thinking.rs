@@ -3,6 +3,8 @@
 //! A thought stands at the start of an answer, or its tag is the last thing that the chat template wrote. Later tags are
 //! words about tags.
 
+use crate::generation::overlap;
+
 /// Opening and closing tags that published models write.
 const TAGS: &[(&str, &str)] = &[
     ("<think>", "</think>"),
@@ -111,11 +113,6 @@ impl ThinkingFilter {
     fn take(&mut self, bytes: usize) -> String {
         self.held.drain(..bytes).collect()
     }
-}
-
-/// Bytes at the end of `text` that `tag` may begin with.
-fn overlap(text: &str, tag: &str) -> usize {
-    (1..tag.len()).rev().find(|&n| text.ends_with(&tag[..n])).unwrap_or(0)
 }
 
 #[cfg(test)]

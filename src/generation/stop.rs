@@ -48,7 +48,7 @@ impl<'a> StopFilter<'a> {
 }
 
 /// Bytes of the longest proper prefix of `stop` that `text` ends with. Both are UTF-8, so it starts at a character.
-fn overlap(text: &str, stop: &str) -> usize {
+pub fn overlap(text: &str, stop: &str) -> usize {
     let (text, stop) = (text.as_bytes(), stop.as_bytes());
     (1..stop.len().min(text.len() + 1)).rev().find(|&len| text.ends_with(&stop[..len])).unwrap_or(0)
 }

@@ -172,6 +172,7 @@ impl Session {
         // Ctrl-C must not end the chat; a second one does.
         let interrupts = Interrupts::catch();
         let model = ModelArgs { model: Some(name.to_path_buf()), ..self.model.clone() };
+        // With its own chat template: one that was named at the start was meant for the model of the start.
         let mut loaded = load::load_with(&model, &self.cache, 1, terminal)?;
         let context_tokens = loaded.engine.context_tokens();
         let on_full = self.cache.on_full(context_tokens)?;
