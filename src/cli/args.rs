@@ -199,11 +199,13 @@ pub struct SystemArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
 
-    /// System message from a file, read as -f reads one
+    /// System message from a file
+    ///
+    /// Read as -f reads one.
     #[arg(long, value_name = "FILE", conflicts_with = "system")]
     pub system_file: Option<PathBuf>,
 
-    /// Put the system message into the first user message
+    /// System message in the first user message
     ///
     /// For templates without a system role.
     #[arg(long)]
@@ -212,7 +214,7 @@ pub struct SystemArgs {
     /// Chat template instead of the model's own
     ///
     /// A file of Jinja, or a family's name such as chatml, llama3 or gemma (an unknown one gets the list).
-    #[arg(long, value_name = "FILE|NAME")]
+    #[arg(long, value_name = "TEMPLATE")]
     pub chat_template: Option<PathBuf>,
 }
 

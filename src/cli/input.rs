@@ -19,7 +19,7 @@ pub struct InputArgs {
     #[arg(short, long, value_name = "TEXT")]
     pub prompt: Option<OsString>,
 
-    /// Read text from this file, after standard input
+    /// Text of this file, after standard input
     ///
     /// May be given several times; `-`: standard input.
     #[arg(short, long = "file", value_name = "FILE")]

@@ -17,9 +17,9 @@ use crate::tokenizer::{Special, Tokenizer};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct GapArgs {
-    /// Fill in the middle: what stands between prompt and this
+    /// Fill in between the prompt and this
     ///
-    /// For models whose vocabulary has the markers of that; every byte of both counts, and no chat template is used.
+    /// The middle of a text, for models whose vocabulary has the markers of that; every byte of both counts, and no chat template is used.
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "system", "system_file", "system_in_user", "chat_template"])]
     pub suffix: Option<String>,
 

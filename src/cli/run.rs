@@ -44,7 +44,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub gap: GapArgs,
 
-    /// Print the prompt's tokens instead of answering
+    /// Print the prompt's tokens, do not answer
     ///
     /// One JSON object {text, ids, pieces}.
     #[arg(long, help_heading = "Prompt")]

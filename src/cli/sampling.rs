@@ -97,7 +97,7 @@ pub struct SamplingArgs {
     /// Text at which repetitions end for DRY; none: there is no such text [default: \n : " *]
     ///
     /// May be given several times. \n and the like are read as escapes.
-    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new(), allow_hyphen_values = true)]
+    #[arg(long, value_name = "S", value_parser = clap::builder::NonEmptyStringValueParser::new(), allow_hyphen_values = true)]
     pub dry_sequence_breaker: Vec<String>,
 
     /// 2: keep the surprise of the text about the same
