@@ -8,6 +8,7 @@ Every answer that ends by itself must be valid, and most must end by themselves.
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -22,7 +23,9 @@ MOST_TOKENS = 200
 def answers(program, model, schema, prompt, seeds):
     command = [program, "run", "-m", model, "--no-stdin", "--json-schema", schema, "-p", prompt, "--json"]
     command += ["--n", str(seeds), "--seed", "1", "-n", str(MOST_TOKENS), "--temp", "1", "-c", "2048"]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, encoding="utf-8")
+    environment = {**os.environ, "SAYFA_CONFIG": ""}
+    command = [str(part) for part in command]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=environment)
     if done.returncode != 0:
         sys.exit(f"{schema.name}: sayfa failed with {done.returncode}: {done.stderr}")
     report = json.loads(done.stdout)
