@@ -366,8 +366,13 @@ fn control_characters_of_a_model_do_not_reach_a_terminal() {
     // This random model writes every byte, so a pipe must see some of them.
     let piped = run(&args).stdout;
     assert!(piped.contains(&0x1b) && piped.contains(&0x07), "{piped:?}");
-    let shown = on_a_terminal(&args);
+    let shown = on_a_terminal(&[&args[..], &["--no-wrap"]].concat());
     assert!(shown.len() > 200 && !shown.contains(['\x1b', '\x07']), "{shown:?}");
+    // Whole words: the only escapes are those that take the beginning of a word back.
+    let wrapped = on_a_terminal(&args);
+    let takes_back =
+        |code: &str| code.starts_with("[K") || code[1..].trim_start_matches(char::is_numeric).starts_with('D');
+    assert!(wrapped.split('\x1b').skip(1).all(takes_back) && !wrapped.contains('\x07'), "{wrapped:?}");
 }
 
 // ---- finding and loading the model
