@@ -199,6 +199,9 @@ fn usage_errors_are_one_sentence_that_helps() {
             &["a question"],
             "there is no command 'a question': use -p to give a prompt, -m to give a model; see 'sayfa --help'",
         ),
+        (&["models/x.gguf"], "there is no command 'models/x.gguf': use -m to give a model"),
+        (&["chat", "hi"], "'hi' stands alone: type it in the chat, or use `sayfa run -p`; see 'sayfa chat --help'"),
+        (&["run", "-p", "x", "-ctk", "q8_0"], "there is no flag -ctk: --kv-type-k takes f16, f32 or int8; see"),
         (&["chat", "-q", "-v"], "--quiet' cannot be used with '--verbose'; see 'sayfa chat --help'"),
     ] {
         let output = run(args);
@@ -219,6 +222,15 @@ fn arguments_that_are_not_utf8_are_one_line() {
     for flag in ["--system", "--stop", "--temp"] {
         assert_refused(&run(flag), 2, &["'caf\u{fffd}' is not UTF-8", "see 'sayfa run --help'"]);
     }
+}
+
+#[test]
+fn spellings_of_llama_cpp_are_understood() {
+    let model = micro("F32");
+    let own = run(&["run", "-m", &model, "-p", "hi", "--predict", "5", "--temp", "0"]);
+    let theirs = run(&["run", "-hf", &model, "-p", "hi", "--n-predict", "5", "--temp", "0", "-ngl", "0"]);
+    assert!(own.status.success() && !own.stdout.is_empty());
+    assert_eq!(own.stdout, theirs.stdout);
 }
 
 #[test]

@@ -77,6 +77,8 @@ fn grammars_come_from_files_in_both_notations() {
         let file = folder.path().join(name);
         std::fs::write(&file, text).unwrap();
         let output = run("Say three words.", &["--grammar", file.to_str().unwrap(), "-n", "60"]);
+        let inline = run("Say three words.", &["--grammar", text, "-n", "60"]);
+        assert_eq!(stdout(&output), stdout(&inline), "{name}: the grammar itself is the same as its file");
         let words: Vec<&str> =
             stdout(&output).trim_end().split('-').map(|word| word.trim_matches(['(', ')'])).collect();
         assert_eq!(words.len(), 3, "{name}: {words:?}");

@@ -140,6 +140,9 @@ fn a_template_of_a_file_or_a_family_stands_in_for_the_models_own() {
     assert_refused(&refused("latin.jinja"), 1, &["--chat-template latin.jinja: not UTF-8"]);
     assert_refused(&refused("."), 1, &["--chat-template .", "directory"]);
     assert_refused(&refused("never.jinja"), 1, &["--chat-template never.jinja", "more steps or memory"]);
+    let strange = place.run(&["run", "-m", &real_model(), "-p", "Hi", "-n", "1", "--chat-template", "llama3"], b"");
+    let warned = "--chat-template llama3: the vocabulary has no token <|start_header_id|>";
+    assert!(strange.status.success() && stderr(&strange).contains(warned), "{}", stderr(&strange));
     // A model without a template of its own gets a place for a system message.
     let micro = micro();
     let args = ["run", "-m", &micro, "--dump-prompt", "-p", "Hi", "--system", "S", "--chat-template", "zephyr"];

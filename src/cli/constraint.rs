@@ -1,6 +1,6 @@
 //! Flags that make an answer follow a JSON schema, a regular expression or a grammar.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
 
@@ -25,11 +25,11 @@ pub struct ConstraintArgs {
     #[arg(long, value_name = "PATTERN", conflicts_with = "grammar")]
     pub regex: Option<String>,
 
-    /// Make the answer follow the grammar of this file
+    /// Make the answer follow this grammar
     ///
-    /// Lark as llguidance reads it, or llama.cpp's GBNF.
-    #[arg(long, value_name = "FILE", visible_alias = "grammar-file")]
-    pub grammar: Option<PathBuf>,
+    /// A file, or the grammar itself: Lark as llguidance reads it (with `start:`), or llama.cpp's GBNF (with `root ::=`).
+    #[arg(long, value_name = "FILE|TEXT", visible_alias = "grammar-file")]
+    pub grammar: Option<String>,
 }
 
 /// A constraint that was asked for, and by which flag.
@@ -48,8 +48,11 @@ impl ConstraintArgs {
             ("--json-schema", Grammar::json_schema(&text))
         } else if let Some(pattern) = &self.regex {
             ("--regex", Ok(Grammar::regex(pattern)))
-        } else if let Some(file) = &self.grammar {
-            ("--grammar", Grammar::lark_or_gbnf(&text_of(file, "--grammar")?))
+        } else if let Some(grammar) = &self.grammar {
+            let is_text =
+                grammar.contains("::=") || grammar.lines().any(|line| line.trim_start().starts_with("start:"));
+            let text = if is_text { grammar.clone() } else { text_of(Path::new(grammar), "--grammar")? };
+            ("--grammar", Grammar::lark_or_gbnf(&text))
         } else {
             return Ok(None);
         };

@@ -1,7 +1,5 @@
 //! Where to compute: the flags, and the GPU that they come to.
 
-use std::ffi::OsString;
-
 use anyhow::bail;
 use clap::Args;
 
@@ -68,16 +66,6 @@ pub enum Found {
     Gpu(Usable),
     /// With a word on why, if that may be worth one.
     Cpu(Option<String>),
-}
-
-/// `-ngl`, which the parser would read as `-n gl`, under its long name.
-pub fn with_long_names(args: Vec<OsString>) -> Vec<OsString> {
-    let long = |arg: OsString| match arg.to_str().and_then(|arg| arg.strip_prefix("-ngl")) {
-        Some("") => "--gpu-layers".into(),
-        Some(value) if value.starts_with('=') => format!("--gpu-layers{value}").into(),
-        _ => arg,
-    };
-    args.into_iter().map(long).collect()
 }
 
 impl DeviceArgs {
@@ -167,12 +155,5 @@ mod tests {
             [Some(GpuLayers::Auto), Some(GpuLayers::All), Some(GpuLayers::Some(0)), Some(GpuLayers::Some(99))]
         );
         assert!(["", "-1", "x", "1.5"].iter().all(|text| layers(text).is_none()));
-    }
-
-    #[test]
-    fn the_short_name_of_llama_cpp_is_understood() {
-        let long = |args: &[&str]| with_long_names(args.iter().map(OsString::from).collect());
-        assert_eq!(long(&["run", "-ngl", "99", "-n", "5"]), ["run", "--gpu-layers", "99", "-n", "5"]);
-        assert_eq!(long(&["-ngl=all", "-nglx"]), ["--gpu-layers=all", "-nglx"]);
     }
 }

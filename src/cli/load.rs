@@ -195,8 +195,8 @@ fn warn(host_weights_bytes: u64, model: &Model, texts: &Texts, args: &ModelArgs,
 fn warn_of_threads(threads: usize, terminal: &Terminal) {
     let (processors, cores) = (processors(), cpu::default_threads());
     if threads > processors {
-        let processors = counted(processors, "processor");
-        terminal.warn(&format!("-t {threads}: this process may use {processors}, and takes as many threads"));
+        let (may, takes) = (counted(processors, "processor"), counted(processors, "thread"));
+        terminal.warn(&format!("-t {threads}: this process may use {may}, so it takes {takes}"));
     } else if threads > cores {
         let cores = counted(cores, "physical core");
         terminal

@@ -13,6 +13,7 @@ mod display;
 mod help;
 mod input;
 mod inspect;
+mod llama_cpp;
 pub mod load;
 mod machine;
 mod man;
@@ -180,7 +181,7 @@ enum Read {
 
 /// Flags and configuration together.
 fn read(args: Vec<OsString>, stdin_is_terminal: bool, program: &clap::Command) -> anyhow::Result<Read> {
-    let args = device::with_long_names(args);
+    let args = llama_cpp::with_long_names(args);
     match Typed::parse(args.clone(), stdin_is_terminal, program) {
         Ok(typed) => Ok(Read::Command(Box::new(Understood::new(typed, program)?))),
         Err(error) if !error.use_stderr() => Ok(Read::Help(error)),

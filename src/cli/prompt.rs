@@ -101,14 +101,17 @@ impl SystemArgs {
 pub struct NamedTemplate {
     flag: String,
     source: String,
+    /// `None`: a file.
+    family: Option<&'static str>,
 }
 
 impl NamedTemplate {
     /// The name of a family comes before a file of that name.
     pub fn open(named: &Path) -> anyhow::Result<NamedTemplate> {
         let flag = format!("--chat-template {}", named.display());
-        if let Some(source) = named.to_str().and_then(template::family_source) {
-            return Ok(NamedTemplate { flag, source: source.to_string() });
+        let family = template::family_names().find(|name| named.as_os_str() == *name);
+        if let Some(source) = family.and_then(template::family_source) {
+            return Ok(NamedTemplate { flag, source: source.to_string(), family });
         }
         let names = || template::family_names().collect::<Vec<_>>().join(", ");
         ensure!(named.exists(), "{flag}: no such file, and no such family: there are {}", names());
@@ -116,10 +119,17 @@ impl NamedTemplate {
         let bytes = read_bounded(file, &flag)?;
         let source = String::from_utf8(bytes).ok().with_context(|| format!("{flag}: not UTF-8"))?;
         let source = source.strip_prefix('\u{feff}').unwrap_or(&source).to_string();
-        Ok(NamedTemplate { flag, source })
+        Ok(NamedTemplate { flag, source, family })
     }
 
     pub fn compile(&self, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
-        ChatTemplate::from_source(&self.source, tokenizer).with_context(|| self.flag.clone())
+        let template = ChatTemplate::from_source(&self.source, tokenizer).with_context(|| self.flag.clone())?;
+        Ok(match self.family.and_then(|family| template::missing_marker(family, tokenizer)) {
+            Some(marker) => template.with_note(format!(
+                "{}: the vocabulary has no token {marker}, so the model never learned this form",
+                self.flag
+            )),
+            None => template,
+        })
     }
 }

@@ -129,11 +129,14 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     loaded.engine.set_on_full(args.cache.on_full_after(asked, context_tokens)?);
     let needed = if loaded.engine.evictable_tokens().is_none() { asked + 1 } else { asked };
     if needed > context_tokens {
+        let trained = loaded.config.context_tokens;
+        let raise = match context_tokens < trained {
+            true => format!(", or raise -c (the model was trained for {trained})"),
+            false => " (the model was trained for no more)".to_string(),
+        };
         bail!(
-            "the prompt has {}, which leaves no room for an answer in a context of {context_tokens}: \
-             shorten it, or raise -c (the model was trained for {})",
-            counted(asked, "token"),
-            loaded.config.context_tokens
+            "the prompt has {}, which leaves no room for an answer in a context of {context_tokens}: shorten it{raise}",
+            counted(asked, "token")
         );
     }
     let constraint = match &constraint {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use super::llama_cpp;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
 /// Names the flag, what it takes, what it got, and where to read on.
@@ -13,14 +14,17 @@ pub fn sentence(error: &Error, args: &[OsString], program: &clap::Command) -> St
         (None, ErrorKind::InvalidSubcommand) => "sayfa --help".to_string(),
         (None, _) => "sayfa run --help".to_string(),
     };
-    let takes_prompt = command.is_none_or(|command| ["run", "chat"].contains(&command.get_name()));
+    if let Some(advice) = llama_cpp::advice(args) {
+        return format!("{advice}; see '{help}'");
+    }
+    let name = command.map_or("run", clap::Command::get_name);
     let flags = command.or_else(|| program.find_subcommand("run"));
     let short = |long: &str| {
         let flag = flags?.get_arguments().find(|flag| flag.get_long() == long.strip_prefix("--"))?;
         flag.get_short()
     };
     let called = |flag: &str| short(flag).map_or_else(|| flag.to_string(), |short| format!("-{short} ({flag})"));
-    format!("{}; see '{help}'", wrong(error, args, takes_prompt, called))
+    format!("{}; see '{help}'", wrong(error, args, name, called))
 }
 
 /// The flag that an error is about, with its dashes.
@@ -35,7 +39,7 @@ pub fn suggested_flag(error: &Error) -> Option<String> {
 }
 
 /// The sentence alone; flags are called what their reader knows them by.
-pub fn wrong(error: &Error, args: &[OsString], takes_prompt: bool, called: impl Fn(&str) -> String) -> String {
+pub fn wrong(error: &Error, args: &[OsString], command: &str, called: impl Fn(&str) -> String) -> String {
     let name = |kind| text(error, kind);
     let suggestion = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
         .into_iter()
@@ -47,11 +51,23 @@ pub fn wrong(error: &Error, args: &[OsString], takes_prompt: bool, called: impl 
     let both = called(&flag);
     match error.kind() {
         ErrorKind::UnknownArgument if flag.starts_with('-') => format!("there is no flag {flag}{suggestion}"),
-        ErrorKind::UnknownArgument if takes_prompt => format!("'{flag}' stands alone: use -p to give a prompt"),
-        ErrorKind::UnknownArgument => format!("'{flag}' stands alone: nothing is expected there"),
+        ErrorKind::UnknownArgument => {
+            let instead = match command {
+                "run" => "use -p to give a prompt",
+                "chat" => "type it in the chat, or use `sayfa run -p`",
+                _ => "nothing is expected there",
+            };
+            format!("'{flag}' stands alone: {instead}")
+        }
         ErrorKind::InvalidSubcommand => {
             let word = name(ContextKind::InvalidSubcommand).unwrap_or_default();
-            format!("there is no command '{word}'{suggestion}: use -p to give a prompt, -m to give a model")
+            // A path is no misspelt command.
+            match word.contains(['/', '.']) {
+                true => format!("there is no command '{word}': use -m to give a model, -f to give a text"),
+                false => {
+                    format!("there is no command '{word}'{suggestion}; use -p to give a prompt, -m to give a model")
+                }
+            }
         }
         ErrorKind::InvalidValue if value.is_empty() => format!("{both} needs a value that is not empty"),
         ErrorKind::InvalidValue => {

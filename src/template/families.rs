@@ -72,6 +72,12 @@ pub fn source(name: &str) -> Option<&'static str> {
     FAMILIES.iter().find(|(family, _)| *family == name).map(|(_, source)| *source)
 }
 
+/// A marker that this family writes and the vocabulary does not have as a control token, if there is one.
+pub fn missing_marker(family: &str, tokenizer: &Tokenizer) -> Option<&'static str> {
+    let (_, markers) = BY_MARKERS.iter().find(|(name, _)| *name == family)?;
+    markers.iter().copied().find(|marker| tokenizer.control_token(marker).is_none())
+}
+
 /// All names, in order.
 pub fn names() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|(name, _)| *name)

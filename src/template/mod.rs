@@ -21,7 +21,7 @@ use minijinja::{Environment, ErrorKind};
 use crate::gguf::Gguf;
 use crate::tokenizer::{Special, TokenId, Tokenizer};
 
-pub use families::{names as family_names, source as family_source};
+pub use families::{missing_marker, names as family_names, source as family_source};
 
 const KEY: &str = "tokenizer.chat_template";
 
@@ -121,6 +121,11 @@ impl ChatTemplate {
     /// As its author wrote it.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// Adds a sentence that the user should get.
+    pub fn with_note(self, note: String) -> ChatTemplate {
+        ChatTemplate { note: Some(note), ..self }
     }
 
     /// A sentence for the user, if the template is not the file's own.

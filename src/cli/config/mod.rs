@@ -291,7 +291,7 @@ fn argument(value: &Scalar, flag: &Arg) -> Result<OsString, String> {
 fn blame(error: &clap::Error, added: &[Added]) -> anyhow::Error {
     let key = |flag: &str| flag.trim_start_matches('-').to_string();
     let about = key(&usage::flag(error));
-    let sentence = usage::wrong(error, &[], false, key);
+    let sentence = usage::wrong(error, &[], "config", key);
     let place = added.iter().find(|added| added.key == about).or(added.first());
     anyhow!(Usage(format!("{}: {sentence}", place.map_or("the configuration", |added| &added.place))))
 }

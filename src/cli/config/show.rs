@@ -207,7 +207,9 @@ impl Understood {
         let rows = self.rows(command);
         let width = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0);
         let keys = width(&mut rows.iter().map(|row| row.key.len()));
-        let values = width(&mut rows.iter().map(|row| shortened(&row.value()).chars().count()));
+        // A long value stands out; the others stay in their column.
+        let values = rows.iter().map(|row| one_line(&row.value()).chars().count());
+        let values = width(&mut values.filter(|&chars| chars <= VALUE_CHARS));
         let mut lines = Vec::new();
         let mut heading = None;
         for row in &rows {
@@ -222,7 +224,7 @@ impl Understood {
                 Source::Preset(line) => format!("preset, line {line}"),
                 Source::Flag => "flag".to_string(),
             };
-            lines.push(format!("  {:<keys$}  {:<values$}  {source}", row.key, shortened(&row.value())));
+            lines.push(format!("  {:<keys$}  {:<values$}  {source}", row.key, one_line(&row.value())));
         }
         lines
     }
@@ -280,11 +282,6 @@ fn default_in_words(flag: &Arg) -> Option<String> {
     Some(words.split(']').next().unwrap_or(words).split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// On one line, of a width that leaves room for the rest.
-fn shortened(value: &str) -> String {
-    let line = value.replace('\n', "\\n").replace('\t', "\\t");
-    if line.chars().count() <= VALUE_CHARS {
-        return line;
-    }
-    line.chars().take(VALUE_CHARS - 1).chain(['…']).collect()
+fn one_line(value: &str) -> String {
+    value.replace('\n', "\\n").replace('\t', "\\t")
 }

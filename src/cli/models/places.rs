@@ -153,6 +153,11 @@ impl Places {
     fn not_found(&self, flag: &str, name: &Path) -> String {
         let (listed, unread) = self.list();
         let name = name.display().to_string();
+        // It has the name, and a reason why there is no file behind it.
+        let broken = listed.iter().find(|listed| listed.name == name).and_then(|listed| listed.found.as_ref().err());
+        if let Some(why) = broken {
+            return format!("{flag} {name}: {why:#}");
+        }
         let near = near(&name, listed.iter().map(|listed| listed.name.as_str()));
         let near = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(" or ")) };
         let unread = unread.iter().map(|why| format!("; cannot look into {why}")).collect::<String>();
