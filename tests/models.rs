@@ -426,6 +426,18 @@ fn where_there_are_no_models_the_list_says_where_it_looked() {
 }
 
 #[test]
+fn names_with_control_characters_do_not_reach_the_terminal_of_who_lists_them() {
+    let home = Home::new();
+    fs::create_dir_all(home.path("models")).unwrap();
+    symlink(micro("Q4_0"), home.path("models/\u{1b}[31mred\n.gguf")).unwrap();
+    let said = String::from_utf8(run(home.command(&["models"])).stdout).unwrap();
+    assert!(
+        said.contains("[31mred") && !said.contains('\u{1b}') && said.lines().any(|line| line.contains("[31mred ")),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_model_that_memory_cannot_hold_is_listed_as_such() {
     let home = Home::new();
     fs::create_dir_all(home.path("models")).unwrap();

@@ -120,6 +120,7 @@ fn a_template_of_a_file_or_a_family_stands_in_for_the_models_own() {
     let place = Place::new(&[
         ("own.jinja", b"<{{ messages[-1].content }}>\n"),
         ("marked.jinja", b"\xef\xbb\xbf<{{ messages[-1].content }}>"),
+        ("empty.jinja", b"{# nothing #}"),
         ("broken.jinja", b"one\ntwo {% if %}\n"),
         ("latin.jinja", b"caf\xe9"),
         ("chatml", b"a file of a family's name is not looked at"),
@@ -135,7 +136,8 @@ fn a_template_of_a_file_or_a_family_stands_in_for_the_models_own() {
         let model = real_model();
         place.run(&["run", "-m", &model, "-p", "Hi", "--chat-template", template], b"")
     };
-    assert_refused(&refused("broken.jinja"), 1, &["--chat-template broken.jinja", "not valid", "chat template:2"]);
+    assert_refused(&refused("broken.jinja"), 1, &["--chat-template broken.jinja", "cannot be used", "chat template:2"]);
+    assert_refused(&refused("empty.jinja"), 1, &["the chat template made an empty prompt"]);
     assert_refused(&refused("lama3"), 1, &["no such file, and no such family", "alpaca, chatml", "llama3", "zephyr"]);
     assert_refused(&refused("latin.jinja"), 1, &["--chat-template latin.jinja: not UTF-8"]);
     assert_refused(&refused("."), 1, &["--chat-template .", "directory"]);

@@ -43,7 +43,7 @@ impl ConstraintArgs {
     pub fn read(&self, terminal: &Terminal) -> anyhow::Result<Option<Asked>> {
         let text_of = |file: &Path, flag| read_file(file, flag, Form::Prompt, false, terminal);
         let (flag, grammar) = if let Some(schema) = &self.json_schema {
-            let is_text = schema.trim_start().starts_with('{') || schema.trim() == "true";
+            let is_text = schema.trim_start().starts_with('{') || ["", "true", "false"].contains(&schema.trim());
             let text = if is_text { schema.clone() } else { text_of(Path::new(schema), "--json-schema")? };
             ("--json-schema", Grammar::json_schema(&text))
         } else if let Some(pattern) = &self.regex {

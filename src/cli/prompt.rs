@@ -50,6 +50,12 @@ pub fn read(args: &RunArgs, terminal: &Terminal) -> anyhow::Result<Asked> {
     Ok(Asked { text, suffix })
 }
 
+impl Asked {
+    pub fn bytes(&self) -> usize {
+        self.text.len() + self.suffix.as_ref().map_or(0, String::len)
+    }
+}
+
 /// The user's text, and the system message if any, as the model wants them.
 pub fn build_prompt(args: &RunArgs, asked: &Asked, texts: &Texts, terminal: &Terminal) -> anyhow::Result<Prompt> {
     let text = &asked.text;

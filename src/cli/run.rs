@@ -124,8 +124,15 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let sequences = if args.n > 1 { 2 } else { 1 };
     let template = args.system.chat_template.as_deref();
     let mut loaded = load::load_for_text(&args.model, &args.cache, sequences, template, terminal)?;
+    let context_tokens = loaded.engine.context_tokens();
+    let fewest = loaded.texts.tokenizer.fewest_tokens(asked.bytes());
+    ensure!(
+        fewest <= context_tokens,
+        "the prompt has {} at least, and the context {context_tokens}: shorten it",
+        counted(fewest, "token")
+    );
     let prompt = prompt::build_prompt(args, &asked, &loaded.texts, terminal)?;
-    let (asked, context_tokens) = (prompt.ids.len(), loaded.engine.context_tokens());
+    let asked = prompt.ids.len();
     loaded.engine.set_on_full(args.cache.on_full_after(asked, context_tokens)?);
     let needed = if loaded.engine.evictable_tokens().is_none() { asked + 1 } else { asked };
     if needed > context_tokens {

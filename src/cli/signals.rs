@@ -2,18 +2,20 @@
 //! back when one does.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use rustix::process::getpgrp;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 static CATCHING: AtomicBool = AtomicBool::new(false);
 /// The first signal noted by the present or last `Interrupts`, 0 if there was none.
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
+/// The last signal that was noted at all: what ends the program when its work is done.
+static NOTED: AtomicI32 = AtomicI32::new(0);
 /// Ctrl-C is meant for a program that runs in front of this one.
 static LEFT_TO_CHILD: AtomicBool = AtomicBool::new(false);
 /// How the terminal was before an editor or `without_echo` changed it.
@@ -25,6 +27,8 @@ pub fn install() -> anyhow::Result<()> {
     let ignored = ignored_signals();
     let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(wanted).context("signals cannot be caught")?;
+    // Caught, not ignored, so that no editor inherits it: a file beyond `ulimit -f` becomes an error of the write.
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("signals cannot be caught")?;
     let wait = move || signals.forever().for_each(arrived);
     std::thread::Builder::new().name("signals".to_string()).spawn(wait).context("signals cannot be waited for")?;
     Ok(())
@@ -36,6 +40,7 @@ fn arrived(signal: i32) {
     }
     if CATCHING.load(Ordering::SeqCst) && CAUGHT.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     {
+        NOTED.store(signal, Ordering::SeqCst);
         return;
     }
     restore_terminal();
@@ -86,12 +91,12 @@ impl Drop for LeftToChild {
 
 /// Whether the last noted signal asks for the end of the program, and not, as Ctrl-C may, only for that of its work.
 pub fn end_is_wanted() -> bool {
-    ![0, SIGINT].contains(&CAUGHT.load(Ordering::SeqCst))
+    ![0, SIGINT].contains(&NOTED.load(Ordering::SeqCst))
 }
 
 /// The exit code of a program that a signal has ended.
 pub fn exit_code() -> u8 {
-    let signal = CAUGHT.load(Ordering::SeqCst);
+    let signal = NOTED.load(Ordering::SeqCst);
     128 + u8::try_from(if signal == 0 { SIGINT } else { signal }).expect("signals have small numbers")
 }
 

@@ -132,10 +132,12 @@ impl Constraint {
             self.allowed.set_all(false);
             return Ok(());
         }
-        // What no text follows is found here: an error, or nothing to go on with.
-        self.allowed =
-            self.matcher.compute_mask().map_err(|error| one_line(&error).context("nothing can follow it"))?;
-        ensure!(!self.allowed.is_zero(), "nothing of the vocabulary can follow it");
+        self.allowed = self.matcher.compute_mask().map_err(|error| match error.to_string() {
+            // llguidance's word for a text that is not complete and cannot go on.
+            words if words.contains("NoExtension") => anyhow!("no text can follow it"),
+            _ => one_line(&error),
+        })?;
+        ensure!(!self.allowed.is_zero(), "no text can follow it");
         Ok(())
     }
 }

@@ -187,6 +187,8 @@ fn what_cannot_be_a_constraint_is_refused_in_a_sentence() {
         (schema(r#"{"type": "string", "minLength": 5, "maxLength": 2}"#), "minLength"),
         (schema(r#"{"type": "array", "uniqueItems": true}"#), "uniqueItems"),
         (schema(r##"{"$ref": "#/$defs/none"}"##), "none"),
+        (schema(r##"{"$ref": "#"}"##), "no text can follow it"),
+        (Grammar::regex(r"[^\s\S]"), "no text can follow it"),
         (schema(r#"{"type": "strin"}"#), "strin"),
         (Grammar::regex("a("), "regex parse error: unclosed group"),
         (Grammar::regex("(?<=a)b"), "look-around, including look-ahead and look-behind, is not supported"),

@@ -13,7 +13,7 @@ mod time;
 
 use std::sync::{Arc, Mutex};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use chrono::NaiveDateTime;
 use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind};
@@ -99,7 +99,7 @@ impl ChatTemplate {
     /// From a template's source, for tests and `--chat-template`.
     pub fn from_source(source: &str, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
         let environment = python::environment(source, RECURSION_LIMIT)
-            .map_err(|error| anyhow::anyhow!("the chat template is not valid: {}", described(&error)))?;
+            .map_err(|error| anyhow::anyhow!("the chat template cannot be used: {}", described(&error)))?;
         let text_of = |id: Option<TokenId>| id.map_or("", |id| tokenizer.piece(id)).to_string();
         let template = ChatTemplate {
             environment,
@@ -148,6 +148,7 @@ impl ChatTemplate {
         let mut ids = tokenizer.encode(&text, Special::Parse).context("encoding the prompt")?;
         // Many templates write BOS themselves. EOS would end the answer before it begins.
         tokenizer.begin_with_bos(&mut ids);
+        ensure!(!ids.is_empty(), "the chat template made an empty prompt of the conversation");
         Ok(Prompt { text: tokenizer.unshield(&text), ids })
     }
 

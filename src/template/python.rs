@@ -102,7 +102,7 @@ fn on_a_thread<T: Send + 'static>(
             let _ = sender.send(work());
         })
         .map_err(|error| {
-            let what = format!("no thread with {stack_bytes} bytes of stack: {error}");
+            let what = format!("no memory for a thread with {stack_bytes} bytes of stack: {error}");
             Error::new(ErrorKind::InvalidOperation, what)
         })?;
     match receiver.recv_timeout(deadline) {

@@ -168,7 +168,7 @@ fn a_template_that_fails_by_itself_is_called_broken() {
 #[test]
 fn a_broken_template_is_one_sentence() {
     let error = refused("{% for %}", &[user("?")]);
-    assert!(error.contains("not valid") && error.contains("chat template:1"), "{error}");
+    assert!(error.contains("cannot be used") && error.contains("chat template:1"), "{error}");
     let (gguf, tokenizer) = tiny(&[], |file| file.key(KEY, Val::str("{% if %}")));
     let error = ChatTemplate::from_gguf(&gguf, &tokenizer).err().unwrap().to_string();
     assert!(error.contains(KEY) && error.contains("tiny.gguf"), "{error}");

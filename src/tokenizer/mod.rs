@@ -63,6 +63,13 @@ impl Tokenizer {
         self.vocabulary.len()
     }
 
+    /// So many tokens a text of these bytes has at least: what can never fit need not be encoded, which takes time and
+    /// many times the memory of the text.
+    pub fn fewest_tokens(&self, bytes: usize) -> usize {
+        let longest = (0..self.vocab() as TokenId).map(|id| self.bytes(id).len()).max().unwrap_or(0);
+        bytes / longest.max(1)
+    }
+
     /// Ids of `text`, without BOS or EOS. With `Parse`, what `shield` has marked stays text.
     pub fn encode(&self, text: &str, special: Special) -> anyhow::Result<Vec<TokenId>> {
         let unshielded;

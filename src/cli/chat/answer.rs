@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 
 use super::session::Session;
 use crate::cli::counted;
@@ -176,11 +176,7 @@ pub fn render(messages: &[Message], texts: &Texts, system_in_user: bool) -> anyh
         return Ok(Prompt { text, ids });
     };
     let folded = if system_in_user { Some(template::fold_system(messages)) } else { None };
-    let prompt = template.render(folded.as_deref().unwrap_or(messages), &texts.tokenizer)?;
-    if prompt.ids.is_empty() {
-        bail!("the model's chat template made an empty prompt of the conversation");
-    }
-    Ok(prompt)
+    template.render(folded.as_deref().unwrap_or(messages), &texts.tokenizer)
 }
 
 /// Asks nothing: for what can be known of a prompt before there is a question.

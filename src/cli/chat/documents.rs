@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 
 use super::answer::with_question;
 use super::conversation::Document;
@@ -20,6 +20,7 @@ impl Session {
     /// is as before.
     pub fn read(&mut self, path: &Path, flag: &str, terminal: &Terminal) -> anyhow::Result<bool> {
         let name = path.display().to_string();
+        self.check_size(path, &name, flag)?;
         let text = read_file(path, flag, Form::Prompt, self.strict_utf8, terminal)?;
         ensure!(!text.trim().is_empty(), "{name}: there is no text in it");
         let tokens = self.loaded.texts.tokenizer.encode(&text, Special::AsText)?.len();
@@ -35,6 +36,20 @@ impl Session {
             self.context_used()
         ));
         Ok(true)
+    }
+
+    /// Refuses what can never fit before it is read, and in the midst of a chat what may never end: Ctrl-C would have to
+    /// end the chat then.
+    fn check_size(&self, path: &Path, name: &str, flag: &str) -> anyhow::Result<()> {
+        let about = std::fs::metadata(path).with_context(|| format!("{name}: cannot be opened"))?;
+        ensure!(flag != "/read" || about.is_file() || about.is_dir(), "{name} is no regular file");
+        let context_tokens = self.loaded.engine.context_tokens();
+        let fewest = self.loaded.texts.tokenizer.fewest_tokens(about.len() as usize);
+        ensure!(
+            !about.is_file() || fewest <= context_tokens,
+            "{name} has {fewest} tokens at least, and the context has {context_tokens}: take a shorter text"
+        );
+        Ok(())
     }
 
     /// Computes the prompt up to where the question will begin.

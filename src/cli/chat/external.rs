@@ -12,6 +12,9 @@ use anyhow::{Context, bail, ensure};
 use crate::cli::signals;
 use crate::cli::terminal::Terminal;
 
+/// More is no message, and the prompt shows all of it.
+const MOST_EDITED: u64 = 4 << 20;
+
 /// Lets the user change `text` in $VISUAL, $EDITOR or vi. `None`: the file was left empty. One line end at its end is no part
 /// of the text.
 pub fn edit(text: &str, terminal: &Terminal) -> anyhow::Result<Option<String>> {
@@ -25,8 +28,18 @@ pub fn edit(text: &str, terminal: &Terminal) -> anyhow::Result<Option<String>> {
     // Editors complain of files that end within a line.
     write(&format!("{text}\n")).with_context(|| format!("{}: cannot be written", file.display()))?;
     run_editor(&editor(), &file, terminal)?;
-    let bytes = fs::read(&file).with_context(|| format!("{}: cannot be read", file.display()))?;
+    let unreadable = || format!("{}: cannot be read", file.display());
+    let about = fs::symlink_metadata(&file).with_context(unreadable)?;
+    ensure!(about.is_file(), "what the editor left is no regular file: nothing is changed");
+    ensure!(
+        about.len() <= MOST_EDITED,
+        "what the editor wrote has more than {} MiB: nothing is changed",
+        MOST_EDITED >> 20
+    );
+    let bytes = fs::read(&file).with_context(unreadable)?;
     let edited = String::from_utf8(bytes).ok().context("what the editor wrote is not UTF-8: nothing is changed")?;
+    // The line editor would send them to the terminal.
+    let edited: String = edited.chars().filter(|&c| !c.is_control() || ['\n', '\r', '\t'].contains(&c)).collect();
     let edited = edited.strip_suffix("\r\n").or_else(|| edited.strip_suffix('\n')).unwrap_or(&edited);
     Ok((!edited.trim().is_empty()).then(|| edited.to_string()))
 }

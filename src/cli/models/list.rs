@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value as Json, json};
 
-use super::places::{Listed, Places};
+use super::places::{Kind, Listed, MOST_ENTRIES, Places};
 use crate::cli::Ended;
 use crate::cli::args::Talk;
 use crate::cli::machine::size;
@@ -65,6 +65,10 @@ pub fn models(args: &ModelsArgs, terminal: &mut Terminal) -> anyhow::Result<Ende
     let places = Places::of_environment();
     let (mut listed, unread) = places.list();
     name_apart(&mut listed);
+    let is_cut = |kind: Kind| listed.iter().filter(|listed| listed.kind == kind).count() >= MOST_ENTRIES;
+    if [Kind::Folder, Kind::LlamaCpp].into_iter().any(is_cut) {
+        terminal.warn(&format!("of a folder with more than {MOST_ENTRIES} entries only so many are looked at"));
+    }
     unread.iter().for_each(|why| terminal.detail(&format!("cannot look into {why}")));
     let rows: Vec<Row> = listed.into_iter().map(Row::new).collect();
     if args.json {
@@ -104,12 +108,13 @@ fn report(rows: &[Row]) -> Vec<String> {
     };
     let mut lines = vec![line(["MODEL", "SIZE", "TYPE", "FITS", "WHERE", "RUNS HERE"])];
     for row in rows {
-        let name = row.listed.name.as_str();
+        // What somebody called a file must not move the cursor of whoever reads the list.
+        let name: String = row.listed.name.chars().filter(|c| !c.is_control()).collect();
         let is_long = name.chars().count() > width;
-        lines.extend(is_long.then(|| name.to_string()));
+        lines.extend(is_long.then(|| name.clone()));
         let bytes = if row.bytes > 0 { size(row.bytes) } else { "-".to_string() };
         let (runs, fits) = row.verdict();
-        let name = if is_long { "" } else { name };
+        let name = if is_long { "" } else { &name };
         lines.push(line([name, &bytes, &row.of_type, fits, row.listed.kind.name(), &runs]));
         lines.extend(row.reason().into_iter().flat_map(indented));
     }

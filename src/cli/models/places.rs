@@ -10,7 +10,7 @@ use anyhow::bail;
 use super::{Found, flat, hub, ollama};
 
 /// Entries of one folder that are looked at: more than any collection, few enough for a folder that is something else.
-const MOST_ENTRIES: usize = 20_000;
+pub const MOST_ENTRIES: usize = 20_000;
 /// Names that are suggested where one is not found.
 const MOST_SUGGESTIONS: usize = 3;
 

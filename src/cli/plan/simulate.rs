@@ -2,7 +2,6 @@
 //! taken page by page.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
@@ -11,6 +10,7 @@ use serde_json::json;
 use super::question::Question;
 use super::show::{grouped, known, kv_name};
 use crate::cli::Ended;
+use crate::cli::input::{Form, read_file};
 use crate::cli::machine::size;
 use crate::cli::terminal::Terminal;
 use crate::kv::layout::BLOCK_TOKENS;
@@ -25,7 +25,7 @@ pub fn simulate_trace(
 ) -> anyhow::Result<Ended> {
     let context_tokens = question.demand.context_tokens;
     let named = format!("--trace {}", trace.display());
-    let text = fs::read_to_string(trace).with_context(|| named.clone())?;
+    let text = read_file(trace, "--trace", Form::Exact, false, terminal)?;
     let requests = parse(&text).map_err(|error| anyhow!("{named}: {error}"))?;
     if let Some(request) = requests.iter().find(|request| request.tokens() > context_tokens) {
         bail!(
