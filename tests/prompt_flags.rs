@@ -97,7 +97,10 @@ fn a_system_message_from_a_file_is_read_as_a_prompt_is() {
 
 #[test]
 fn a_chat_takes_system_file_and_chat_template_too() {
-    let place = Place::new(&[("system", b"Be brief.\n"), ("own.jinja", b"{{ messages[-1].content }} =>")]);
+    let strict = b"{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}\
+                   {{ messages[-1].content }}";
+    let own = b"{{ messages[-1].content }} =>";
+    let place = Place::new(&[("system", b"Be brief.\n"), ("own.jinja", own), ("strict.jinja", strict)]);
     let model = real_model();
     let chat = |flags: &[&str], stdin: &[u8]| {
         let fixed = ["chat", "-m", &model, "-n", "2", "--temp", "0", "-c", "256"];
@@ -107,11 +110,11 @@ fn a_chat_takes_system_file_and_chat_template_too() {
     assert!(output.status.success(), "{}", stderr(&output));
     let all = format!("{}{}", stderr(&output), String::from_utf8_lossy(&output.stdout));
     assert!(all.contains("Be brief."), "{all}");
-    let output = chat(&["--chat-template", "gemma", "--system", "x"], b"Hi\n");
+    let output = chat(&["--chat-template", "strict.jinja", "--system", "x"], b"Hi\n");
     assert_refused(&output, 1, &["--system", "System role not supported", "--system-in-user"]);
-    let output = chat(&["--chat-template", "gemma"], b"/system x\n");
+    let output = chat(&["--chat-template", "strict.jinja"], b"/system x\n");
     assert!(!output.status.success() && stderr(&output).contains("System role not supported"));
-    assert!(chat(&["--chat-template", "gemma", "--system", "x", "--system-in-user"], b"Hi\n").status.success());
+    assert!(chat(&["--chat-template", "strict.jinja", "--system", "x", "--system-in-user"], b"Hi\n").status.success());
     assert!(chat(&["--chat-template", "own.jinja"], b"Hi\n").status.success());
 }
 
