@@ -30,10 +30,52 @@ fn commands_are_completed_and_unknown_ones_refused() {
     assert!(chat.command("/set parameter top_p 0.5").contains("Set parameter 'top_p' to '0.5'"));
     let shown = chat.command("/show parameters");
     assert!(shown.contains("top_p                 0.5") && shown.contains("seed in use: "), "{shown}");
+    assert!(chat.command("/hlep").contains("Unknown command '/hlep', did you mean /help?"));
+    let help = chat.command("/help save");
+    assert!(help.contains("save the conversation") && !help.contains("/load"), "{help}");
+    assert!(chat.command("/set").contains("/set needs the name of a parameter"));
+    assert!(chat.command("/set num_ctx 4096").contains("the flag -c sets it there"));
+    assert!(chat.command("/set typical_p 0.5").contains("Set parameter 'typical_p' to '0.5'"));
+    assert!(chat.command("/set samplers kt").contains("typical_p changes nothing: samplers leaves out typ_p"));
+    assert!(chat.command("/set ignore_eos true").contains("Set parameter 'ignore_eos' to 'true'"));
+    assert!(chat.command(r#"/set stop "a b" c"#).contains(r#"Set parameter 'stop' to '"a b" "c"'"#));
+    assert!(chat.command("/set logit_bias 999999+1").contains("logit_bias: there is no token 999999"));
+    assert!(chat.command("/set format /no/file").contains("/set format /no/file: cannot be opened"));
+    assert!(chat.command("/model /no/file.gguf").contains("/model /no/file.gguf: "));
     // None of this was said to the model.
     assert!(chat.messages().is_empty());
     chat.send("/quit\r");
     assert_eq!(chat.exit_code(), 0);
+}
+
+#[test]
+fn a_command_that_takes_nothing_does_nothing_with_more() {
+    let mut chat = Chat::open(&[]);
+    chat.ask("first");
+    for line in ["/clear now", "/bye now", "/undo it", "/stats x", "/clear \"\"\"x\"\"\""] {
+        assert!(chat.command(line).contains("takes nothing behind it: nothing is done"), "{line}");
+    }
+    assert_eq!(chat.user_messages(), ["first"]);
+}
+
+#[test]
+fn the_system_message_may_be_quoted_empty_or_none() {
+    let mut chat = Chat::open(&[]);
+    for (typed, text) in [
+        (r#"/set system "You are a pirate.""#, "You are a pirate."),
+        (r#"/system """"#, ""),
+        (r#"/set system "none""#, "none"),
+    ] {
+        // Three quotes open a block, the next three close it.
+        let typed = if text.is_empty() { format!("{typed}\"\"\"") } else { typed.to_string() };
+        assert!(chat.command(&typed).contains("Set system message"), "{typed}");
+        assert_eq!(chat.messages(), [("system".to_string(), text.to_string())]);
+    }
+    assert!(chat.command(r#"/system """#).contains("Set system message"));
+    assert!(chat.command("/show system").contains("the system message is empty"));
+    assert!(chat.command("/system none").contains("No system message from here on"));
+    assert!(chat.messages().is_empty());
+    assert!(chat.command("/system").contains("a system message needs a text"));
 }
 
 #[test]
@@ -99,7 +141,9 @@ fn edit_rewrites_the_last_message_and_answers_anew() {
     assert!(chat.command("/edit").contains("there is no message to rewrite yet"));
     chat.ask("What is 2+2?");
     chat.send("/edit\r");
-    chat.wait_for_answer();
+    let shown = chat.wait_for_answer();
+    let (message, answer) = (shown.find(">>> What is 3+3?\r\n"), shown.find("tokens/s"));
+    assert!(message.is_some() && message < answer, "{shown:?}");
     assert_eq!(std::fs::read_to_string(chat.home.path().join("seen")).unwrap(), "What is 2+2?\n");
     let messages = chat.messages();
     assert_eq!((messages.len(), messages[0].1.as_str()), (2, "What is 3+3?"));
@@ -245,6 +289,27 @@ fn tokens_are_counted_for_a_text_and_for_the_conversation() {
     let user = told.lines().find(|line| line.starts_with("user")).unwrap();
     assert_eq!(user.split_whitespace().collect::<Vec<_>>(), ["user", "2", "Hello", "world"]);
     assert!(told.contains("of 1024"), "{told}");
+}
+
+#[test]
+fn reports_fit_a_narrow_terminal() {
+    let mut chat = Chat::open(&[]);
+    chat.ask("hi");
+    chat.resize(45);
+    for (command, told) in [
+        ("/kv", "no memory behind"),
+        ("/stats", "from the cache"),
+        ("/show parameters", "dry_sequence_breakers"),
+        ("/show", "template the model's own"),
+    ] {
+        let shown = chat.command(command);
+        let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(told), "{command}: {shown}");
+        // The model's path is one word.
+        for line in shown.lines().filter(|line| line.contains(' ') && !line.contains(">>>") && !line.contains('/')) {
+            assert!(line.trim_end().chars().count() < 45, "{command}: {line:?}");
+        }
+    }
 }
 
 #[test]

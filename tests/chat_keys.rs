@@ -73,7 +73,7 @@ fn ctrl_d_gives_up_an_open_block_and_only_then_leaves() {
     for start in ["\"\"\"one", "one\\"] {
         chat.unfinished(start);
         chat.send(CTRL_D);
-        chat.wait_for("leaves");
+        chat.wait_for("The unfinished message is given up; Ctrl-D again leaves");
         chat.wait_for(">>> ");
     }
     assert!(chat.messages().is_empty());
@@ -159,6 +159,23 @@ fn pastes_blocks_and_continued_lines_are_one_message_each() {
     chat.unfinished("one \\");
     chat.ask("two");
     assert_eq!(chat.user_messages(), ["one\ntwo\nthree", "one\n\ntwo", "one \ntwo"]);
+}
+
+#[test]
+fn a_paste_or_a_block_that_begins_with_a_slash_is_a_message() {
+    let mut chat = Chat::open(&[]);
+    chat.send("\x1b[200~/bye\rhello\x1b[201~");
+    chat.ask("");
+    chat.unfinished("\"\"\"/clear");
+    chat.ask("\"\"\"");
+    // From the history it comes back as a message too.
+    chat.send(UP);
+    chat.ask("");
+    assert_eq!(chat.user_messages(), ["/bye\nhello", "/clear", "/clear"]);
+    // One pasted line is as if it were typed.
+    chat.send("\x1b[200~/clear\x1b[201~");
+    chat.command("");
+    assert!(chat.messages().is_empty());
 }
 
 #[test]

@@ -66,6 +66,15 @@ fn commands_and_blocks_work_in_a_pipe_and_the_last_line_needs_no_end() {
 }
 
 #[test]
+fn a_block_that_looks_like_a_command_is_a_message() {
+    let output = piped(&[], b"\"\"\"\n/clear is a command\n\"\"\"\n\"\"\"/bye\"\"\"\n/show messages\n");
+    assert!(output.status.success(), "{output:?}");
+    let shown = text(&output.stderr);
+    assert!(shown.contains(r#"{"role":"user","content":"/clear is a command"}"#), "{shown}");
+    assert!(shown.contains(r#"{"role":"user","content":"/bye"}"#), "{shown}");
+}
+
+#[test]
 fn bytes_that_are_no_text_are_replaced_with_one_warning() {
     let input = b"caf\xe9\n\xe6\xad\n/show messages\n";
     let output = piped(&[], input);
@@ -191,5 +200,5 @@ fn answers_of_a_chat_follow_a_form_as_long_as_it_is_set() {
     let output = piped(&["-n", "6", "--regex", "yes|no"], b"Is water wet?\n/set format {\nIs fire cold?\n");
     assert!(!output.status.success(), "what is no schema is told, and the form stays");
     assert!(text(&output.stdout).lines().all(|answer| ["yes", "no"].contains(&answer)), "{output:?}");
-    assert!(text(&output.stderr).contains("--json-schema: not JSON"), "{output:?}");
+    assert!(text(&output.stderr).contains("/set format: not JSON"), "{output:?}");
 }

@@ -58,6 +58,7 @@ fn the_start_says_model_and_device_once() {
     assert_eq!(chat.opening.matches("SmolLM2").count(), 1, "{}", chat.opening);
     assert_eq!(chat.opening.matches("context").count(), 0, "{}", chat.opening);
     assert!(chat.opening.contains("thread") && chat.opening.contains("/? for help"), "{}", chat.opening);
+    assert!(chat.opening.lines().all(|line| line.chars().count() < 80), "{}", chat.opening);
     assert!(chat.opening.lines().count() <= 3, "{}", chat.opening);
 }
 

@@ -161,7 +161,7 @@ impl Terminal {
     }
 
     /// Columns of the terminal that standard error is, 0 if it is none.
-    fn talk_columns(&self) -> usize {
+    pub fn talk_columns(&self) -> usize {
         let size = self.stderr_is_terminal.then(|| tcgetwinsize(io::stderr()).ok()).flatten();
         size.map_or(0, |size| size.ws_col.into())
     }

@@ -1,8 +1,10 @@
 //! The commands of a chat: one table, from which dispatch, help and completion come.
 
-use anyhow::{bail, ensure};
+use anyhow::{anyhow, bail, ensure};
 
+use super::editor::PROMPT;
 use super::kv::draw;
+use super::report::tell;
 use super::session::Session;
 use super::{external, paths, set, show};
 use crate::cli::terminal::Terminal;
@@ -43,7 +45,7 @@ const fn command(
 }
 
 const COMMANDS: &[Command] = &[
-    command(&["/help", "/?"], "[keys]", "show this, or what keys do", Argument::Words(|| vec!["keys".into()]), help),
+    command(&["/help", "/?"], "[WHAT]", "show this, one command, or what keys do", Argument::Words(topics), help),
     command(&["/clear"], "", "forget the conversation, keep the system message", Argument::Unknown, clear),
     command(&["/undo"], "", "take back the last message and its answer", Argument::Unknown, undo),
     command(&["/retry"], "", "answer the last message anew", Argument::Unknown, retry),
@@ -51,7 +53,7 @@ const COMMANDS: &[Command] = &[
     command(&["/read"], "FILE", "put a file's text before your next message", Argument::File, read),
     command(&["/fork"], "NAME", "go on in a copy of the conversation", Argument::Unknown, fork),
     command(&["/switch"], "[NAME]", "go on in another copy, or list them", Argument::Branch, switch),
-    command(&["/system"], "TEXT", "set the system message", Argument::Unknown, set::system),
+    command(&["/system"], "TEXT", "set the system message; none takes it away", Argument::Unknown, set::system),
     command(
         &["/set"],
         "NAME VALUE",
@@ -73,11 +75,34 @@ const COMMANDS: &[Command] = &[
 /// Runs a line that starts with a slash.
 pub fn run(line: &str, session: &mut Session, terminal: &mut Terminal) -> anyhow::Result<Flow> {
     match find(line) {
-        Some((command, rest)) => (command.run)(session, rest, terminal),
+        Some((command, rest)) => {
+            let name = split_word(line).0;
+            ensure!(!command.takes.is_empty() || rest.is_empty(), "{name} takes nothing behind it: nothing is done");
+            (command.run)(session, rest, terminal)
+        }
         None => {
             let word = line.split_whitespace().next().unwrap_or("/");
-            bail!("Unknown command '{word}'. Type /? for help, or /{word} to send it as a message")
+            bail!("{}. Type /? for help, or /{word} to send it as a message", unknown(word))
         }
+    }
+}
+
+fn unknown(word: &str) -> String {
+    let meant = names().into_iter().filter(|name| name.len() > 3).find(|name| is_near(name, word));
+    let meant = meant.map_or_else(String::new, |name| format!(", did you mean {name}?"));
+    format!("Unknown command '{word}'{meant}")
+}
+
+/// Whether one letter was left out, added or mistaken, or two were exchanged.
+fn is_near(a: &str, b: &str) -> bool {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let start = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+    let (a, b) = (&a[start..], &b[start..]);
+    let end = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
+    match (&a[..a.len() - end], &b[..b.len() - end]) {
+        ([_], []) | ([], [_]) | ([_], [_]) => true,
+        ([one, other], [first, second]) => (one, other) == (second, first),
+        _ => false,
     }
 }
 
@@ -100,11 +125,20 @@ fn help(_: &mut Session, what: &str, terminal: &mut Terminal) -> anyhow::Result<
         KEYS.iter().for_each(|(keys, help)| terminal.talk_in_columns(keys, help));
         return Ok(Flow::Stay);
     }
-    for command in COMMANDS {
+    let name = format!("/{}", what.trim_start_matches('/'));
+    let wanted = |command: &&Command| what.is_empty() || what == "/" || command.names.contains(&name.as_str());
+    ensure!(COMMANDS.iter().any(|command| wanted(&command)), "{}", unknown(&name));
+    for command in COMMANDS.iter().filter(wanted) {
         let usage = format!("{} {}", command.names.join(", "), command.takes);
         terminal.talk_in_columns(&usage, command.help);
     }
     Ok(Flow::Stay)
+}
+
+/// What may follow `/help`.
+fn topics() -> Vec<String> {
+    let commands = names().into_iter().map(|name| name.trim_start_matches('/').to_string());
+    std::iter::once("keys".to_string()).chain(commands.filter(|name| name != "?")).collect()
 }
 
 const KEYS: &[(&str, &str)] = &[
@@ -145,7 +179,12 @@ fn edit(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Resu
     match external::edit(old, terminal)? {
         None => terminal.info("the file was left empty: nothing is changed"),
         Some(new) if new == old => terminal.info("the message is as it was; /retry answers it anew"),
-        Some(new) => session.rewrite(new, terminal)?,
+        Some(new) => {
+            if terminal.stderr_is_terminal() {
+                terminal.talk_lines(&format!("{PROMPT}{new}"));
+            }
+            session.rewrite(new, terminal)?;
+        }
     }
     Ok(Flow::Stay)
 }
@@ -167,7 +206,7 @@ fn fork(session: &mut Session, name: &str, terminal: &mut Terminal) -> anyhow::R
 
 fn switch(session: &mut Session, name: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
     if name.is_empty() {
-        terminal.talk(&format!("here: {}", session.branch_names().join("; waiting: ")));
+        tell(terminal, &format!("here: {}", session.branch_names().join("; waiting: ")));
         return Ok(Flow::Stay);
     }
     session.switch(name)?;
@@ -176,7 +215,7 @@ fn switch(session: &mut Session, name: &str, terminal: &mut Terminal) -> anyhow:
 }
 
 fn kv(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
-    draw(session).iter().for_each(|line| terminal.talk(line));
+    draw(session, terminal.talk_columns()).iter().for_each(|line| tell(terminal, line));
     Ok(Flow::Stay)
 }
 
@@ -194,10 +233,15 @@ fn load(session: &mut Session, file: &str, terminal: &mut Terminal) -> anyhow::R
 
 fn model(session: &mut Session, name: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
     if !name.is_empty() {
-        session.change_model(&paths::typed(name), terminal)?;
+        let changed = session.change_model(&paths::typed(name), terminal);
+        // As the command line says it of its flag.
+        changed.map_err(|error| match format!("{error:#}").strip_prefix("-m ") {
+            Some(told) => anyhow!("/model {told}"),
+            None => error,
+        })?;
     }
     let loaded = &session.loaded;
-    terminal.talk(&format!("{} on {}", loaded.name, loaded.engine.info().device));
+    tell(terminal, &format!("{} on {}", loaded.name, loaded.engine.info().device));
     Ok(Flow::Stay)
 }
 
@@ -230,6 +274,14 @@ mod tests {
         assert_eq!(found("/helpful"), None);
         assert_eq!(found("/usr/bin/env"), None);
         assert_eq!(found("/"), None);
+    }
+
+    #[test]
+    fn a_slip_of_the_fingers_is_understood() {
+        for slip in ["/hlep", "/hep", "/helpp", "/hellp", "/hrlp"] {
+            assert_eq!(unknown(slip), format!("Unknown command '{slip}', did you mean /help?"));
+        }
+        assert_eq!(unknown("/etc/hosts"), "Unknown command '/etc/hosts'");
     }
 
     #[test]

@@ -32,6 +32,9 @@ impl CommandCompleter {
         match command.argument {
             Argument::File => None,
             Argument::Model if rest.contains('/') => None,
+            Argument::Words(_) if command.names == ["/set"] && rest.starts_with("format ") => {
+                (!rest.contains('/')).then(|| vec!["json".to_string()])
+            }
             _ if rest.contains(' ') => Some(Vec::new()),
             Argument::Unknown => Some(Vec::new()),
             Argument::Words(words) => Some(words()),
@@ -78,7 +81,7 @@ mod tests {
     fn commands_complete_from_their_beginning() {
         assert_eq!(completed("/he"), ["/help"]);
         assert_eq!(completed("/s"), ["/switch", "/system", "/set", "/show", "/stats", "/save"]);
-        assert_eq!(completed("/help k"), ["/help keys"]);
+        assert_eq!(completed("/help k"), ["/help keys", "/help kv"]);
         assert!(completed("hello").is_empty());
         for name in commands::names() {
             assert!(completed(name).contains(&name.to_string()));
@@ -93,6 +96,8 @@ mod tests {
             ["/set parameter top_k", "/set parameter top_p", "/set parameter top_n_sigma"]
         );
         assert_eq!(completed("/set nowo"), ["/set nowordwrap"]);
+        assert_eq!(completed("/set format js"), ["/set format json"]);
+        assert_eq!(completed("/help sa"), ["/help save"]);
         assert_eq!(completed("/show m"), ["/show messages"]);
         assert_eq!(completed("/switch o"), ["/switch other"]);
         assert!(completed("/set top_p 0").is_empty() && completed("/system a").is_empty());

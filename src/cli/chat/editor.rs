@@ -19,6 +19,9 @@ use rustyline::{
 use super::completion::CommandCompleter;
 use crate::cli::terminal::Terminal;
 
+/// What a message is typed behind.
+pub const PROMPT: &str = ">>> ";
+
 pub enum Line {
     /// What was read up to Enter; a paste may hold several lines.
     Text(String),
@@ -58,7 +61,7 @@ impl LineEditor {
     /// Reads up to Enter. `initial` stands in the line at first.
     pub fn read(&mut self, first: bool, initial: &str, terminal: &Terminal) -> anyhow::Result<Line> {
         loop {
-            let prompt = if first { ">>> " } else { "... " };
+            let prompt = if first { PROMPT } else { "... " };
             let read = self.editor.readline_with_initial(prompt, (initial, ""));
             let wants_edit = self.edit_is_wanted.swap(false, Ordering::SeqCst);
             return match read {

@@ -1,19 +1,42 @@
 //! What the user says next: lines from an editor on a terminal, or from a pipe, joined to messages.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead, Read};
 
 use anyhow::Context;
 
 use super::editor::{Line, LineEditor};
-use super::external;
+use super::words::BLOCK;
+use super::{commands, external};
 use crate::cli::input::MOST_BYTES;
 use crate::cli::terminal::Terminal;
 
+#[derive(Debug, PartialEq)]
 pub enum Input {
     Message(String),
-    /// Ctrl-C at the prompt, or Ctrl-D within a block: what was typed is gone.
+    /// A line that begins with a slash; a block in it still has its quotes.
+    Command(String),
+    /// Ctrl-C at the prompt: what was typed is gone.
     Interrupted,
+    /// Ctrl-D within a block: the block is gone.
+    GivenUp,
     End,
+}
+
+impl Input {
+    /// A line that means the same when it is sent again.
+    fn as_typed(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Input::Message(text) if is_command(text) => Some(format!("/{text}").into()),
+            Input::Message(text) | Input::Command(text) => Some(text.into()),
+            Input::Interrupted | Input::GivenUp | Input::End => None,
+        }
+    }
+}
+
+/// Whether this line would be one, were it typed: the start of a pasted log or a path in a block is none.
+fn is_command(text: &str) -> bool {
+    text.starts_with('/') && !text.trim_end().contains('\n')
 }
 
 pub struct Reader {
@@ -62,25 +85,24 @@ impl Reader {
                 Line::Text(line) => draft.push(&line),
                 Line::Edit(line) => match edited(&draft, &line, terminal) {
                     // All that was typed is in the one line now, to be looked at and sent.
-                    Some(text) => (draft, initial) = (Draft::default(), text),
+                    Some(text) => initial = std::mem::take(&mut draft).reopened(text),
                     None => initial = line,
                 },
                 Line::Interrupted => return Ok(Input::Interrupted),
                 Line::End if draft.is_empty() => return Ok(Input::End),
                 // A block that the end of the input cuts off is still a message, but Ctrl-D only gives it up.
-                Line::End if matches!(self.source, Source::Editor(_)) => return Ok(Input::Interrupted),
+                Line::End if matches!(self.source, Source::Editor(_)) => return Ok(Input::GivenUp),
                 Line::End => draft.close(),
             }
             if !draft.is_complete() {
                 continue;
             }
-            let message = std::mem::take(&mut draft).text;
-            if !message.trim().is_empty() {
-                if let Source::Editor(editor) = &mut self.source {
-                    editor.remember(&message, terminal);
-                }
-                return Ok(Input::Message(message));
+            let input = std::mem::take(&mut draft).input();
+            let Some(typed) = input.as_typed().filter(|typed| !typed.trim().is_empty()) else { continue };
+            if let Source::Editor(editor) = &mut self.source {
+                editor.remember(&typed, terminal);
             }
+            return Ok(input);
         }
     }
 
@@ -132,8 +154,12 @@ fn edited(draft: &Draft, line: &str, terminal: &Terminal) -> Option<String> {
 /// A message in the making.
 #[derive(Default)]
 struct Draft {
+    /// The command that a block is the argument of, with the space behind it.
+    command: String,
     text: String,
     state: State,
+    /// Whether all came as one line, as commands do.
+    is_line: bool,
 }
 
 #[derive(Default, PartialEq)]
@@ -146,8 +172,6 @@ enum State {
     Continued,
     Complete,
 }
-
-const QUOTES: &str = r#"""""#;
 
 impl Draft {
     fn is_empty(&self) -> bool {
@@ -162,19 +186,42 @@ impl Draft {
         self.state = State::Complete;
     }
 
+    fn input(self) -> Input {
+        if !self.command.is_empty() {
+            return Input::Command(format!("{}{BLOCK}{}{BLOCK}", self.command, self.text));
+        }
+        match self.text.strip_prefix('/').filter(|_| self.is_line) {
+            Some(text) if text.starts_with('/') => Input::Message(text.to_string()),
+            Some(_) => Input::Command(self.text),
+            None => Input::Message(self.text),
+        }
+    }
+
+    /// The line that means what this would have meant with such a text.
+    fn reopened(self, text: String) -> String {
+        match self.state {
+            State::Block if !self.command.is_empty() => format!("{}{BLOCK}{text}{BLOCK}", self.command),
+            State::Block | State::Continued if is_command(&text) => format!("/{text}"),
+            _ => text,
+        }
+    }
+
     /// Adds what was read up to Enter: one line, or several from a paste.
     fn push(&mut self, line: &str) {
         match self.state {
             State::Empty => match opened_block(line) {
                 Some((command, rest)) => {
                     self.state = State::Block;
-                    self.text.push_str(command);
+                    self.command = command.to_string();
                     // Text may start right behind the quotes or on the next line.
                     if !rest.is_empty() {
                         self.push_block(rest.strip_prefix('\n').unwrap_or(rest));
                     }
                 }
-                None => self.push_line(line),
+                None => {
+                    self.push_line(line);
+                    self.is_line = self.is_complete() && !line.trim_end().contains('\n');
+                }
             },
             State::Block => self.push_block(line),
             State::Continued | State::Complete => self.push_line(line),
@@ -182,7 +229,7 @@ impl Draft {
     }
 
     fn push_block(&mut self, line: &str) {
-        match line.trim_end().strip_suffix(QUOTES) {
+        match line.trim_end().strip_suffix(BLOCK) {
             Some(last) => {
                 self.text.push_str(last);
                 // The line break before closing quotes on their own line is no part of the text.
@@ -214,30 +261,46 @@ impl Draft {
 }
 
 /// What stands before and behind the quotes that a line opens a block with: nothing, or a command such as
-/// `/set system`.
+/// `/set system `.
 fn opened_block(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();
-    let (before, behind) = line.split_once(QUOTES)?;
-    let is_command = before.starts_with('/') && !before.starts_with("//") && before.ends_with(' ');
-    (before.is_empty() || is_command && !before.contains('\n')).then_some((before, behind))
+    let (before, behind) = line.split_once(BLOCK)?;
+    let is_command = before.ends_with(' ') && !before.contains('\n') && commands::find(before).is_some();
+    (before.is_empty() || is_command).then_some((before, behind))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The messages that `lines` make.
-    fn messages(lines: &[&str]) -> Vec<String> {
+    /// What `lines` are taken for.
+    fn inputs(lines: &[&str]) -> Vec<Input> {
         let mut draft = Draft::default();
-        let mut messages = Vec::new();
+        let mut inputs = Vec::new();
         for line in lines {
             draft.push(line);
             if draft.is_complete() {
-                messages.push(std::mem::take(&mut draft).text);
+                inputs.push(std::mem::take(&mut draft).input());
             }
         }
         assert!(draft.is_empty(), "the last message is unfinished");
-        messages
+        inputs
+    }
+
+    fn messages(lines: &[&str]) -> Vec<String> {
+        let message = |input| match input {
+            Input::Message(text) => text,
+            other => panic!("{other:?} is no message"),
+        };
+        inputs(lines).into_iter().map(message).collect()
+    }
+
+    fn commands(lines: &[&str]) -> Vec<String> {
+        let command = |input| match input {
+            Input::Command(line) => line,
+            other => panic!("{other:?} is no command"),
+        };
+        inputs(lines).into_iter().map(command).collect()
     }
 
     #[test]
@@ -262,10 +325,46 @@ mod tests {
 
     #[test]
     fn a_command_takes_a_block_as_its_text() {
-        assert_eq!(messages(&[r#"/set system """Be"#, r#"brief.""""#]), ["/set system Be\nbrief."]);
-        assert_eq!(messages(&[r#"/system """"#, "Be brief.", r#"""""#, "next"]), ["/system Be brief.", "next"]);
-        assert_eq!(messages(&[r#"/system """Be brief.""""#]), ["/system Be brief."]);
-        assert_eq!(messages(&[r#"say """ aloud"#, r#"//a """"#]), [r#"say """ aloud"#, r#"//a """"#]);
+        let brief = |text| [format!(r#"/system """{text}""""#)];
+        assert_eq!(commands(&[r#"/system """Be"#, r#"brief.""""#]), brief("Be\nbrief."));
+        assert_eq!(commands(&[r#"/system """"#, "Be brief.", r#"""""#]), brief("Be brief."));
+        assert_eq!(commands(&[r#"/system """Be brief.""""#]), brief("Be brief."));
+        assert_eq!(commands(&["/system \"\"\"Be\nbrief.\"\"\""]), brief("Be\nbrief."));
+        assert_eq!(commands(&[r#"/set system """Be"#, r#"brief.""""#]), ["/set system \"\"\"Be\nbrief.\"\"\""]);
+        assert_eq!(messages(&[r#"say """ aloud"#, r#"//a """"#]), [r#"say """ aloud"#, r#"/a """"#]);
+        assert_eq!(commands(&[r#"/usr/bin/x """"#]), [r#"/usr/bin/x """"#]);
+    }
+
+    #[test]
+    fn only_one_line_with_one_slash_is_a_command() {
+        assert_eq!(commands(&["/bye", "/x y", "/bye\n"]), ["/bye", "/x y", "/bye\n"]);
+        let texts = ["/bye\nhello", "/usr/bin/foo: error\nat 1", "//comment\nx"];
+        assert_eq!(messages(&texts), texts);
+        assert_eq!(messages(&[r#"""""#, "/clear is a command", r#"""""#]), ["/clear is a command"]);
+        assert_eq!(messages(&[r#""""/clear""""#, r#""""//x""""#]), ["/clear", "//x"]);
+        assert_eq!(messages(&[r"/bye \", "now"]), ["/bye \nnow"]);
+        assert_eq!(messages(&["//bye", " /bye"]), ["/bye", " /bye"]);
+    }
+
+    #[test]
+    fn what_the_history_brings_back_means_the_same() {
+        let block = ["\"\"\"/clear\"\"\"", "/system \"\"\"Be\nbrief.\"\"\"", "/bye\nx", "//x", "x", "/set temp 0"];
+        for input in inputs(&block) {
+            assert_eq!(inputs(&[&input.as_typed().unwrap()]), [input]);
+        }
+    }
+
+    #[test]
+    fn what_the_editor_makes_of_a_block_stays_what_it_was() {
+        let reopened = |start: &str, text: &str| {
+            let mut draft = Draft::default();
+            draft.push(start);
+            inputs(&[&draft.reopened(text.to_string())]).remove(0)
+        };
+        assert_eq!(reopened(r#""""/bye"#, "/bye"), Input::Message("/bye".into()));
+        assert_eq!(reopened(r"/bye\", "/bye"), Input::Message("/bye".into()));
+        let system = Input::Command("/system \"\"\"a\nb\"\"\"".into());
+        assert_eq!(reopened(r#"/system """a"#, "a\nb"), system);
     }
 
     #[test]

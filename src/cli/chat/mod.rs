@@ -12,11 +12,13 @@ mod format;
 mod input;
 mod kv;
 mod paths;
+mod report;
 mod saved;
 mod session;
 mod set;
 mod settings;
 mod show;
+mod words;
 
 use std::path::PathBuf;
 
@@ -100,11 +102,7 @@ pub fn chat(args: &ChatArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     }
     let mut session = Session::new(loaded, format, args)?;
     session.resume(args, terminal)?;
-    terminal.info(&format!(
-        "{} on {}. /? for help, Ctrl-D leaves.",
-        session.loaded.name,
-        session.loaded.engine.info().device
-    ));
+    terminal.info(&format!("{} on {}. /? for help.", session.loaded.name, session.loaded.engine.info().device));
     for file in &args.files {
         if !session.read(file, "-f", terminal)? {
             return Ok(Ended::Interrupted);
@@ -129,18 +127,18 @@ fn talk(session: &mut Session, reader: &mut Reader, terminal: &mut Terminal) -> 
     let mut failures = 0;
     loop {
         reader.prepare(&session.branch_names(), session.switches.history, terminal);
-        let message = match reader.next(terminal)? {
-            Input::Message(message) => message,
+        let outcome = match reader.next(terminal)? {
+            Input::Message(text) => session.say(&text, terminal).map(|()| Flow::Stay),
+            Input::Command(line) => commands::run(&line, session, terminal),
             Input::Interrupted => {
                 terminal.info("Ctrl-D or /bye leaves");
                 continue;
             }
+            Input::GivenUp => {
+                terminal.info("The unfinished message is given up; Ctrl-D again leaves");
+                continue;
+            }
             Input::End => break,
-        };
-        let outcome = match message.strip_prefix('/') {
-            Some(text) if text.starts_with('/') => session.say(text, terminal).map(|()| Flow::Stay),
-            Some(_) => commands::run(&message, session, terminal),
-            None => session.say(&message, terminal).map(|()| Flow::Stay),
         };
         if signals::end_is_wanted() {
             return Ok(Ended::Interrupted);

@@ -56,7 +56,7 @@ impl Session {
         self.load(path, terminal)?;
         self.saving.kept = Some(self.conversation.clone());
         if let Some(system) = &args.system.system {
-            self.set_system(system).context("--system")?;
+            self.set_system(Some(system)).context("--system")?;
         }
         Ok(())
     }

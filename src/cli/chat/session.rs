@@ -1,6 +1,6 @@
 //! A conversation in progress: its words, its settings, and the sequence of tokens that the engine holds for it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 
@@ -35,6 +35,8 @@ pub struct Session {
     pub sequence: SequenceId,
     pub strict_utf8: bool,
     pub(super) system_in_user: bool,
+    /// The chat template that was named at the start, while its model speaks.
+    pub(super) named_template: Option<PathBuf>,
     pub(super) saving: Saving,
     pub(super) cache: CacheArgs,
     /// The engine's rule for full contexts: what is kept changes with the first prompt under `--keep -1`.
@@ -77,13 +79,14 @@ impl Session {
             waiting: Vec::new(),
             strict_utf8: args.strict_utf8,
             system_in_user: args.system.system_in_user,
+            named_template: args.system.chat_template.clone(),
             saving,
             cache: args.cache.clone(),
             on_full,
             model: args.model.clone(),
         };
         if let Some(system) = &args.system.system {
-            session.set_system(system).context("--system")?;
+            session.set_system(Some(system)).context("--system")?;
         }
         Ok(session)
     }
@@ -140,25 +143,28 @@ impl Session {
         self.loaded.engine.truncate(self.sequence, 0);
     }
 
-    /// Replaces the system message, unless the model's template refuses it.
-    pub fn set_system(&mut self, text: &str) -> anyhow::Result<()> {
-        let mut messages = vec![Message { role: Role::System, content: text.to_string() }];
+    /// Replaces the system message, or takes it away, unless the model's template refuses that.
+    pub fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()> {
+        let message = |text: &str| Message { role: Role::System, content: text.to_string() };
+        let mut messages: Vec<Message> = text.map(message).into_iter().collect();
         messages.extend(self.conversation.messages.iter().filter(|message| message.role != Role::System).cloned());
         self.check_renders(&self.loaded, &messages)?;
         self.conversation.messages = messages;
         Ok(())
     }
 
-    /// Changes one parameter; the next answer is drawn with it. Gives a sentence for each that changes nothing now.
-    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<Vec<String>> {
+    /// Changes one parameter; the next answer is drawn with it. Gives its value, and a sentence for each that changes
+    /// nothing now.
+    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<(String, Vec<String>)> {
         let mut settings = self.settings.clone();
-        settings.set(name, value)?;
+        let shown = settings.set(name, value)?;
         let mut sampler = Sampler::new(settings.sampling.params(&self.loaded.texts.tokenizer)?);
         sampler.constraint = self.sampler.constraint.take();
         self.sampler = sampler;
         let before = self.settings.sampling.idle();
         self.settings = settings;
-        Ok(self.settings.sampling.idle().into_iter().filter(|idle| !before.contains(idle)).collect())
+        let idle = self.settings.sampling.idle().into_iter().filter(|idle| !before.contains(idle));
+        Ok((shown, idle.collect()))
     }
 
     /// Tokens of the context in use.
@@ -194,6 +200,7 @@ impl Session {
             branch.conversation.spoken.clear();
         }
         self.sampler = sampler;
+        self.named_template = None;
         self.saving.set_model(&model, &loaded);
         (self.last, self.on_full, self.model, self.loaded) = (None, on_full, model, loaded);
         Ok(())

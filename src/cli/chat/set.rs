@@ -1,10 +1,11 @@
 //! `/set`: parameters of `settings`, the system message, and what is on or off.
 
-use anyhow::{bail, ensure};
+use anyhow::{anyhow, bail, ensure};
 
 use super::commands::{Flow, split_word};
 use super::session::{Session, Switches};
 use super::settings;
+use super::words::unquoted;
 use crate::cli::terminal::Terminal;
 
 struct Switch {
@@ -70,7 +71,7 @@ pub fn set(session: &mut Session, rest: &str, terminal: &mut Terminal) -> anyhow
                 !value.is_empty(),
                 "/set format needs json, a JSON schema or the file of one; /set noformat ends it"
             );
-            session.set_format(Some(value), terminal)?;
+            session.set_format(Some(unquoted(value)), terminal)?;
             terminal.info("Answers follow this format");
             return Ok(Flow::Stay);
         }
@@ -81,18 +82,25 @@ pub fn set(session: &mut Session, rest: &str, terminal: &mut Terminal) -> anyhow
             return Ok(Flow::Stay);
         }
         "parameter" => return set(session, value, terminal),
-        "" => bail!("/set needs one of {}", words().join(", ")),
+        "" => bail!("/set needs the name of a parameter and a value (/show parameters lists them), or a word: {HELP}"),
         _ => {}
     }
-    session.set(name, value)?.iter().for_each(|idle| terminal.warn(idle));
-    terminal.info(&format!("Set parameter '{name}' to '{value}'"));
+    let changed = session.set(name, value).map_err(|error| anyhow!(settings::in_chat_words(&format!("{error:#}"))));
+    let (shown, idle) = changed?;
+    idle.iter().for_each(|idle| terminal.warn(&settings::in_chat_words(idle)));
+    terminal.info(&format!("Set parameter '{name}' to '{shown}'"));
     Ok(Flow::Stay)
 }
 
 pub fn system(session: &mut Session, text: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
-    ensure!(!text.is_empty(), "a system message needs a text; `/show system` shows the present one");
-    session.set_system(text)?;
-    terminal.info("Set system message");
+    ensure!(!text.is_empty(), "a system message needs a text (none takes it away); /show system shows the present one");
+    if text == "none" {
+        session.set_system(None)?;
+        terminal.info("No system message from here on");
+    } else {
+        session.set_system(Some(unquoted(text)))?;
+        terminal.info("Set system message");
+    }
     Ok(Flow::Stay)
 }
 

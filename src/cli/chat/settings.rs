@@ -5,9 +5,11 @@ use std::error::Error;
 use anyhow::{bail, ensure};
 use clap::Parser;
 
-use crate::cli::args::GenerationArgs;
+use super::words::{quoted, unquoted, words};
+use crate::cli::args::{GenerationArgs, unescape};
 use crate::cli::sampling::SamplingArgs;
 use crate::cli::usage::expected;
+use crate::sampler::Chain;
 
 #[derive(Clone, Debug, Parser)]
 #[command(no_binary_name = true)]
@@ -59,14 +61,14 @@ const PARAMETERS: &[Parameter] = &[
     Parameter {
         names: &["dry_sequence_breakers", "dry_sequence_breaker"],
         flag: "--dry-sequence-breaker",
-        show: |settings| format!("{:?}", settings.sampling.breakers()),
+        show: |settings| list(settings.sampling.breakers().iter().map(|text| quoted(text))),
         copy: |to, from| to.sampling.dry_sequence_breaker = from.sampling.dry_sequence_breaker,
     },
     parameter!(["mirostat"], "--mirostat", sampling.mirostat),
     parameter!(["mirostat_tau", "mirostat_ent"], "--mirostat-ent", sampling.mirostat_ent),
     parameter!(["mirostat_eta", "mirostat_lr"], "--mirostat-lr", sampling.mirostat_lr),
     Parameter {
-        names: &["samplers"],
+        names: &["samplers", "sampler_seq"],
         flag: "--samplers",
         show: |settings| settings.sampling.chain().to_string(),
         copy: |to, from| {
@@ -77,12 +79,10 @@ const PARAMETERS: &[Parameter] = &[
     Parameter {
         names: &["logit_bias", "l"],
         flag: "--logit-bias",
-        show: |settings| {
-            let all: Vec<String> = settings.sampling.logit_bias.iter().map(ToString::to_string).collect();
-            format!("[{}]", all.join(", "))
-        },
+        show: |settings| list(settings.sampling.logit_bias.iter().map(ToString::to_string)),
         copy: |to, from| to.sampling.logit_bias = from.sampling.logit_bias,
     },
+    parameter!(["ignore_eos"], "--ignore-eos", sampling.ignore_eos),
     parameter!(["num_predict", "predict", "n"], "--predict", generation.predict),
     Parameter {
         names: &["seed", "s"],
@@ -93,38 +93,81 @@ const PARAMETERS: &[Parameter] = &[
     Parameter {
         names: &["stop", "r", "reverse_prompt"],
         flag: "--stop",
-        show: |settings| format!("{:?}", settings.generation.stops()),
+        show: |settings| list(settings.generation.stops().iter().map(|text| quoted(text))),
         copy: |to, from| to.generation.stop = from.generation.stop,
     },
 ];
 
+/// What `/set` cannot change, and the flag that does it at the start.
+const AT_START: &[(&[&str], &str)] = &[
+    (&["num_ctx", "ctx_size", "c"], "-c"),
+    (&["num_gpu", "n_gpu_layers", "gpu_layers", "ngl"], "-ngl"),
+    (&["num_thread", "threads", "t"], "-t"),
+    (&["num_batch", "batch_size", "b"], "-b"),
+    (&["num_keep", "keep"], "--keep"),
+];
+
 impl Settings {
-    /// Changes one parameter. The error names it and says what it takes.
-    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<()> {
+    /// Changes one parameter, and gives its new value as it is shown. The error names it and says what it takes.
+    pub fn set(&mut self, name: &str, value: &str) -> anyhow::Result<String> {
         // The flags' own names do as well: n, top-p, --top-p.
         let plain = name.trim_start_matches('-').replace('-', "_");
+        if let Some((_, flag)) = AT_START.iter().find(|(names, _)| names.contains(&plain.as_str())) {
+            bail!("{name} is settled when the program starts: the flag {flag} sets it there");
+        }
         let Some(parameter) = PARAMETERS.iter().find(|parameter| parameter.names.contains(&plain.as_str())) else {
             bail!("no parameter '{name}': there are {}", names().join(", "));
         };
         ensure!(!value.is_empty(), "{name} needs a value; it is {}", (parameter.show)(self));
-        // `""` is how a person writes nothing, where a parameter may hold several values.
-        match (parameter.flag, value) {
-            ("--stop", r#""""#) => self.generation.stop.clear(),
-            ("--logit-bias", r#""""#) => self.sampling.logit_bias.clear(),
-            ("--dry-sequence-breaker", r#""""#) => self.sampling.dry_sequence_breaker = vec!["none".to_string()],
-            _ => return self.parse(parameter, name, value),
+        let is_none = ["none", "[]", r#""""#, "''"].contains(&value);
+        let values = words(value).into_iter();
+        match parameter.flag {
+            "--ignore-eos" => match unquoted(value) {
+                "true" | "on" | "1" => self.sampling.ignore_eos = true,
+                "false" | "off" | "0" => self.sampling.ignore_eos = false,
+                other => bail!("{name}: '{other}' is not true or false"),
+            },
+            "--stop" if is_none => self.generation.stop.clear(),
+            "--logit-bias" if is_none => self.sampling.logit_bias.clear(),
+            "--dry-sequence-breaker" if is_none => self.sampling.dry_sequence_breaker = vec!["none".to_string()],
+            "--stop" => {
+                // Escapes are read within quotes; elsewhere only where -e asks for it, as on the command line.
+                let escape = self.generation.escape;
+                let text = |word| match unquoted(word) {
+                    inner if inner != word && !escape => unescape(inner),
+                    inner => inner.to_string(),
+                };
+                self.parse(parameter, name, value, values.map(text))?;
+            }
+            "--logit-bias" | "--dry-sequence-breaker" => {
+                self.parse(parameter, name, value, values.map(|word| unquoted(word).to_string()))?;
+            }
+            "--samplers" => {
+                // The letters of --sampler-seq, where the word names no stage.
+                let of_letters = |value| Chain::of_letters(value).ok().filter(|_| value.parse::<Chain>().is_err());
+                let value = unquoted(value);
+                let names = of_letters(value).map_or_else(|| value.to_string(), |chain| chain.to_string());
+                self.parse(parameter, name, value, std::iter::once(names))?;
+            }
+            _ => self.parse(parameter, name, value, std::iter::once(unquoted(value).to_string()))?,
         }
-        Ok(())
+        Ok((parameter.show)(self))
     }
 
-    fn parse(&mut self, parameter: &Parameter, name: &str, value: &str) -> anyhow::Result<()> {
-        let parsed = Settings::try_parse_from([format!("{}={value}", parameter.flag)]);
+    fn parse(
+        &mut self,
+        parameter: &Parameter,
+        name: &str,
+        typed: &str,
+        values: impl Iterator<Item = String>,
+    ) -> anyhow::Result<()> {
+        let parsed = Settings::try_parse_from(values.map(|value| format!("{}={value}", parameter.flag)));
         let parsed = parsed.map_err(|error| match error.source() {
             Some(source) => match expected(&source.to_string()) {
-                Some(wanted) => anyhow::anyhow!("{name}: '{value}' is not {wanted}"),
-                None => anyhow::anyhow!("{name}: '{value}': {source}"),
+                Some(wanted) => anyhow::anyhow!("{name}: '{typed}' is not {wanted}"),
+                None => anyhow::anyhow!("{name}: '{typed}': {source}"),
             },
-            None => anyhow::anyhow!("{name}: '{value}' is not a value for it"),
+            None => anyhow::anyhow!("{name}: '{typed}' is not a value for it"),
         })?;
         (parameter.copy)(self, parsed);
         Ok(())
@@ -134,6 +177,22 @@ impl Settings {
     pub fn show(&self) -> Vec<String> {
         PARAMETERS.iter().map(|parameter| format!("{:<21} {}", parameter.names[0], (parameter.show)(self))).collect()
     }
+}
+
+/// Values as they can be typed back.
+fn list(values: impl Iterator<Item = String>) -> String {
+    let values = values.collect::<Vec<_>>().join(" ");
+    if values.is_empty() { "none".to_string() } else { values }
+}
+
+/// A sentence that is about flags, with the names they have in a chat.
+pub fn in_chat_words(sentence: &str) -> String {
+    let called = |word: &str| {
+        let flag = word.trim_end_matches([',', ':', ';']);
+        let parameter = PARAMETERS.iter().find(|parameter| parameter.flag == flag);
+        parameter.map_or_else(|| word.to_string(), |parameter| word.replacen(flag, parameter.names[0], 1))
+    };
+    sentence.split(' ').map(called).collect::<Vec<_>>().join(" ")
 }
 
 /// Names for people and for completion.
@@ -177,6 +236,7 @@ mod tests {
             ("mirostat_eta", "0.625"),
             ("samplers", "top_p;top_k"),
             ("logit_bias", "15043-2"),
+            ("ignore_eos", "true"),
             ("num_predict", "9"),
             ("seed", "3"),
             ("stop", "END"),
@@ -212,25 +272,69 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_may_hold_spaces_and_be_taken_away() {
+    fn several_stop_strings_are_words_that_quotes_hold_together() {
         let mut settings = settings();
-        settings.set("stop", "--the end").unwrap();
-        assert_eq!(settings.generation.stops(), ["--the end"]);
-        settings.set("stop", r#""""#).unwrap();
-        assert!(settings.generation.stops().is_empty());
+        let mut stops = |value: &str| {
+            settings.set("stop", value).unwrap();
+            settings.generation.stops()
+        };
+        assert_eq!(stops("a b"), ["a", "b"]);
+        assert_eq!(stops(r#""foo bar" baz"#), ["foo bar", "baz"]);
+        assert_eq!(stops(r#""\n\n" \n "say \"x\"" --x"#), ["\n\n", r"\n", r#"say "x""#, "--x"]);
+        for none in [r#""""#, "none", "[]"] {
+            assert_eq!(stops("x"), ["x"]);
+            assert!(stops(none).is_empty(), "{none}");
+        }
+        assert_eq!(stops(r#""none""#), ["none"]);
     }
 
     #[test]
-    fn what_holds_several_values_may_be_emptied() {
+    fn lists_are_shown_as_they_can_be_typed() {
+        for escape in [false, true] {
+            let mut settings = settings();
+            settings.generation.escape = escape;
+            for (name, value) in [
+                ("stop", r#""foo bar" "\n" "\"" "\\n""#),
+                ("stop", "none"),
+                ("dry_sequence_breakers", r#""\n" "a b""#),
+                ("dry_sequence_breakers", "none"),
+                ("logit_bias", r#"15043-2 " Hello"-inf"#),
+                ("logit_bias", "none"),
+                ("samplers", "top_k;temperature"),
+            ] {
+                assert_eq!(settings.set(name, value).unwrap(), value);
+                let shown = settings.show().into_iter().find(|line| line.starts_with(name)).unwrap();
+                assert_eq!(shown, format!("{name:<21} {value}"));
+            }
+        }
+    }
+
+    #[test]
+    fn quotes_around_a_value_are_no_part_of_it() {
         let mut settings = settings();
-        settings.set("logit_bias", r#"" Hello"-inf"#).unwrap();
-        assert!(
-            settings.show().contains(&r#"logit_bias            [" Hello"-inf]"#.to_string()),
-            "{:?}",
-            settings.show()
-        );
-        settings.set("logit_bias", r#""""#).unwrap();
-        assert!(settings.sampling.logit_bias.is_empty());
+        for (name, value, shown) in [
+            ("temperature", r#""0.5""#, "0.5"),
+            ("top_k", "'7'", "7"),
+            ("ignore_eos", r#""true""#, "true"),
+            ("ignore_eos", "false", "false"),
+            ("samplers", "kpt", "top_k;top_p;temperature"),
+            ("sampler_seq", "x", "xtc"),
+            ("samplers", "xtc", "xtc"),
+            ("logit_bias", r#"'" Hello"-inf'"#, r#"" Hello"-inf"#),
+        ] {
+            assert_eq!(settings.set(name, value).unwrap(), shown, "{name}");
+        }
+    }
+
+    #[test]
+    fn flags_have_other_names_in_a_chat() {
+        let told = in_chat_words("--typical changes nothing with --mirostat 2: --samplers, --temp and -c stay");
+        assert_eq!(told, "typical_p changes nothing with mirostat 2: samplers, temperature and -c stay");
+    }
+
+    #[test]
+    fn the_breakers_may_be_taken_away() {
+        let mut settings = settings();
         assert_eq!(settings.sampling.breakers().len(), 4);
         settings.set("dry_sequence_breakers", r#""""#).unwrap();
         assert!(settings.sampling.breakers().is_empty());
@@ -245,9 +349,11 @@ mod tests {
         assert_eq!(error("top_k", "many"), "top_k: 'many' is not a whole number");
         assert_eq!(error("n", "-5"), "n: '-5' is not a whole number from -2 to 2147483648");
         assert_eq!(error("mirostat", "5"), "mirostat: '5' is not 0 or 2");
+        assert_eq!(error("num_ctx", "4"), "num_ctx is settled when the program starts: the flag -c sets it there");
+        assert_eq!(error("ignore_eos", "x"), "ignore_eos: 'x' is not true or false");
         assert!(error("mirostat", "1").contains("version 1"));
         assert!(error("samplers", "top_q").contains("there is no stage 'top_q', only penalties, dry"));
         assert!(error("logit_bias", "x").starts_with("logit_bias: 'x' is not a token's id"));
-        assert!(error("num_ctx", "4").starts_with("no parameter 'num_ctx': there are temperature, dynatemp_range"));
+        assert!(error("num_foo", "4").starts_with("no parameter 'num_foo': there are temperature, dynatemp_range"));
     }
 }

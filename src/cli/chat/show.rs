@@ -3,7 +3,9 @@
 use anyhow::{Context, bail};
 
 use super::commands::Flow;
+use super::report::tell;
 use super::session::Session;
+use super::words::block;
 use crate::cli::counted;
 use crate::cli::machine::mib;
 use crate::cli::terminal::Terminal;
@@ -46,40 +48,45 @@ pub fn show(session: &mut Session, what: &str, terminal: &mut Terminal) -> anyho
 fn info(session: &Session, terminal: &Terminal) -> anyhow::Result<()> {
     let loaded = &session.loaded;
     let config = &loaded.config;
-    terminal.talk(&format!("model    {}", loaded.texts.path.display()));
-    terminal.talk(&format!("weights  {} read for each token", mib(loaded.weights_bytes)));
-    terminal.talk(&format!("layers   {} of width {}; vocabulary of {}", config.n_layers, config.dim, config.vocab));
-    terminal.talk(&format!(
-        "context  {} of {} tokens in use, {} bytes each",
-        session.context_used(),
-        loaded.engine.context_tokens(),
-        loaded.kv_bytes_per_token
-    ));
-    terminal.talk(match loaded.texts.template {
-        Some(_) => "template chat",
-        None => "template none: plain completion",
-    });
+    tell(terminal, &format!("model    {}", loaded.texts.path.display()));
+    tell(terminal, &format!("weights  {} read for each token", mib(loaded.weights_bytes)));
+    tell(terminal, &format!("layers   {} of width {}; vocabulary of {}", config.n_layers, config.dim, config.vocab));
+    tell(
+        terminal,
+        &format!(
+            "context  {} of {} tokens in use, {} bytes each",
+            session.context_used(),
+            loaded.engine.context_tokens(),
+            loaded.kv_bytes_per_token
+        ),
+    );
+    let named = session.named_template.as_ref().map(|name| format!("{} (--chat-template)", name.display()));
+    let template = loaded.texts.template.as_ref();
+    let kind = template.map(|template| template.note().unwrap_or("the model's own"));
+    let kind = named.as_deref().or(kind).unwrap_or("none: plain completion");
+    tell(terminal, &format!("template {kind}"));
     Ok(())
 }
 
 fn messages(session: &Session, terminal: &Terminal) -> anyhow::Result<()> {
     session.conversation.messages.iter().for_each(|message| terminal.talk(&as_json(message)));
     for document in &session.conversation.documents {
-        terminal.talk(&format!("{} stands before your next message", document.name));
+        tell(terminal, &format!("{} stands before your next message", document.name));
     }
     Ok(())
 }
 
 fn parameters(session: &Session, terminal: &Terminal) -> anyhow::Result<()> {
-    session.settings.show().iter().for_each(|line| terminal.talk(line));
-    terminal.talk(&format!("seed in use: {}", session.sampler.seed()));
+    session.settings.show().iter().for_each(|line| tell(terminal, line));
+    tell(terminal, &format!("seed in use: {}", session.sampler.seed()));
     Ok(())
 }
 
 fn system(session: &Session, terminal: &Terminal) -> anyhow::Result<()> {
     match session.conversation.system() {
+        Some("") => tell(terminal, "the system message is empty"),
         Some(text) => terminal.talk_lines(text),
-        None => terminal.talk("no system message was set; the model's template may add its own"),
+        None => tell(terminal, "there is no system message; the model's template may add its own"),
     }
     Ok(())
 }
@@ -111,28 +118,37 @@ fn ids(session: &Session, terminal: &Terminal) -> anyhow::Result<()> {
 }
 
 pub fn stats(session: &mut Session, _: &str, terminal: &mut Terminal) -> anyhow::Result<Flow> {
-    terminal.talk(&format!("load     {:.2} s", session.loaded.load_seconds));
+    tell(terminal, &format!("load     {:.2} s", session.loaded.load_seconds));
     if let Some(last) = &session.last {
-        terminal.talk(&format!(
-            "prompt   {} tokens, {} of them from the cache, {:.2} s, {:.1} tokens/s",
-            last.prompt_tokens,
-            last.cached_tokens,
-            last.prefill_seconds,
-            last.prefill_tokens_per_second()
-        ));
-        terminal.talk(&format!(
-            "answer   {}, {:.2} s, {:.1} tokens/s",
-            counted(last.ids.len(), "token"),
-            last.decode_seconds,
-            last.decode_tokens_per_second()
-        ));
+        tell(
+            terminal,
+            &format!(
+                "prompt   {} tokens, {} of them from the cache, {:.2} s, {:.1} tokens/s",
+                last.prompt_tokens,
+                last.cached_tokens,
+                last.prefill_seconds,
+                last.prefill_tokens_per_second()
+            ),
+        );
+        tell(
+            terminal,
+            &format!(
+                "answer   {}, {:.2} s, {:.1} tokens/s",
+                counted(last.ids.len(), "token"),
+                last.decode_seconds,
+                last.decode_tokens_per_second()
+            ),
+        );
     }
     let used = session.context_used();
-    terminal.talk(&format!(
-        "context  {used} of {} tokens, {} of keys and values",
-        session.loaded.engine.context_tokens(),
-        mib(used as u64 * session.loaded.kv_bytes_per_token)
-    ));
+    tell(
+        terminal,
+        &format!(
+            "context  {used} of {} tokens, {} of keys and values",
+            session.loaded.engine.context_tokens(),
+            mib(used as u64 * session.loaded.kv_bytes_per_token)
+        ),
+    );
     Ok(Flow::Stay)
 }
 
@@ -141,24 +157,25 @@ pub fn tokens(session: &mut Session, text: &str, terminal: &mut Terminal) -> any
     let tokenizer = &session.loaded.texts.tokenizer;
     let encoded = |text: &str| tokenizer.encode(text, Special::AsText);
     if !text.is_empty() {
-        let ids = encoded(text)?;
+        // Other quotes may be what is to be counted.
+        let ids = encoded(block(text).unwrap_or(text))?;
         let piece = |&id: &TokenId| format!("{id} {:?}", String::from_utf8_lossy(tokenizer.bytes(id)));
         let pieces: Vec<String> = ids.iter().take(MOST_PIECES).map(piece).collect();
         let more = if ids.len() > pieces.len() { " ..." } else { "" };
-        terminal.talk(&format!("{}: {}{more}", counted(ids.len(), "token"), pieces.join(", ")));
+        tell(terminal, &format!("{}: {}{more}", counted(ids.len(), "token"), pieces.join(", ")));
         return Ok(Flow::Stay);
     }
     let conversation = &session.conversation;
     for message in &conversation.messages {
         let count = encoded(&message.content)?.len();
-        terminal.talk(&format!("{:<9} {count:>6}  {}", message.role.name(), beginning(&message.content)));
+        tell(terminal, &format!("{:<9} {count:>6}  {}", message.role.name(), beginning(&message.content)));
     }
     for document in &conversation.documents {
         let count = encoded(&document.text)?.len();
-        terminal.talk(&format!("{:<9} {count:>6}  {}", "read", document.name));
+        tell(terminal, &format!("{:<9} {count:>6}  {}", "read", document.name));
     }
     let (used, context_tokens) = (session.context_used(), session.loaded.engine.context_tokens());
-    terminal.talk(&format!("context   {used:>6}  of {context_tokens}, with the marks of the chat template"));
+    tell(terminal, &format!("context   {used:>6}  of {context_tokens}, with the marks of the chat template"));
     Ok(Flow::Stay)
 }
 
