@@ -114,6 +114,11 @@ impl LineEditor {
         }
         self.history = history_path().filter(|_| keeps);
         let Some(path) = &self.history else { return };
+        // A link to /dev/null says that none is wanted; other devices never end.
+        if path.metadata().is_ok_and(|about| !about.is_file() && !about.is_dir()) {
+            self.history = None;
+            return;
+        }
         // What was said while nothing was kept would be appended with the next message.
         match self.editor.clear_history().and_then(|()| self.editor.load_history(path)) {
             Ok(()) => {}
