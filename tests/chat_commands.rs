@@ -186,7 +186,7 @@ fn read_puts_a_file_before_the_next_message() {
     chat.ask("Hello.");
     let file = chat.file("a note.txt", "Ada keeps two cats.\nThey are grey.\n");
     let told = chat.command(&format!("/read {}", file.replace(' ', r"\ ")));
-    assert!(told.contains("tokens (context") && told.contains("it stands before your next message"), "{told}");
+    assert!(told.contains("tokens (context") && told.contains("for your next message"), "{told}");
     assert_eq!(chat.messages().len(), 2, "no answer before there is a question");
     assert!(chat.command("/show messages").contains("a note.txt stands before your next message"));
     let asked = chat.ask("How many cats?");

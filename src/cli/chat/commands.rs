@@ -82,14 +82,14 @@ pub fn run(line: &str, session: &mut Session, terminal: &mut Terminal) -> anyhow
         }
         None => {
             let word = line.split_whitespace().next().unwrap_or("/");
-            bail!("{}. Type /? for help, or /{word} to send it as a message", unknown(word))
+            bail!("{} Type /? for help, or /{word} to send it as a message", unknown(word))
         }
     }
 }
 
 fn unknown(word: &str) -> String {
     let meant = names().into_iter().filter(|name| name.len() > 3).find(|name| is_near(name, word));
-    let meant = meant.map_or_else(String::new, |name| format!(" (did you mean {name}?)"));
+    let meant = meant.map_or_else(|| ".".to_string(), |name| format!(", did you mean {name}?"));
     format!("Unknown command '{word}'{meant}")
 }
 
@@ -279,9 +279,9 @@ mod tests {
     #[test]
     fn a_slip_of_the_fingers_is_understood() {
         for slip in ["/hlep", "/hep", "/helpp", "/hellp", "/hrlp"] {
-            assert_eq!(unknown(slip), format!("Unknown command '{slip}' (did you mean /help?)"));
+            assert_eq!(unknown(slip), format!("Unknown command '{slip}', did you mean /help?"));
         }
-        assert_eq!(unknown("/etc/hosts"), "Unknown command '/etc/hosts'");
+        assert_eq!(unknown("/etc/hosts"), "Unknown command '/etc/hosts'.");
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl Session {
         }
         let context_tokens = self.loaded.engine.context_tokens();
         terminal.info(&format!(
-            "read {name}, {tokens} tokens (context {} of {context_tokens}): it stands before your next message",
+            "read {name}, {tokens} tokens (context {} of {context_tokens}), for your next message",
             self.context_used()
         ));
         Ok(true)

@@ -5,7 +5,8 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::{env, process};
+use std::time::Duration;
+use std::{env, process, thread};
 
 use anyhow::{Context, bail, ensure};
 
@@ -14,6 +15,9 @@ use crate::cli::terminal::Terminal;
 
 /// More is no message, and the prompt shows all of it.
 const MOST_EDITED: u64 = 4 << 20;
+
+/// A person does not notice it behind an editor.
+const SIGNALS_ARRIVE_WITHIN: Duration = Duration::from_millis(50);
 
 /// Lets the user change `text` in $VISUAL, $EDITOR or vi. `None`: the file was left empty. One line end at its end is no part
 /// of the text.
@@ -61,6 +65,8 @@ fn run_editor(editor: &str, file: &Path, terminal: &Terminal) -> anyhow::Result<
     // The system sends Ctrl-C to all of them.
     let _left = signals::leave_to_child();
     let status = command.status().context("sh cannot be started")?;
+    // The Ctrl-C that ended the editor may still be on its way to the thread that waits for signals.
+    thread::sleep(SIGNALS_ARRIVE_WITHIN);
     match status.code() {
         Some(0) => Ok(()),
         Some(code) => bail!("the editor '{editor}' ended with code {code}: nothing is changed"),

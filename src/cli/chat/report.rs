@@ -12,14 +12,14 @@ pub fn tell(terminal: &Terminal, line: &str) {
     }
 }
 
-/// The line in rows narrower than `columns`, 0: endless. What stands behind the first word goes on below itself.
+/// The line in rows narrower than `columns`, 0: endless. A last column goes on below itself.
 fn rows(line: &str, columns: usize) -> Vec<String> {
     if columns == 0 || line.width() < columns {
         return vec![line.to_string()];
     }
-    let label = line.find(' ').unwrap_or(0);
-    let value = line.len() - line[label..].trim_start().len();
-    let indent = Some(line[..value].width()).filter(|indent| indent * 2 <= columns).unwrap_or(0);
+    // Two spaces stand before a column. Too far on the right there is no room for words.
+    let ends = line.match_indices("  ").map(|(at, _)| line[..at].width() + line[at..].find(|c| c != ' ').unwrap_or(0));
+    let indent = ends.filter(|end| end * 3 <= columns * 2).last().unwrap_or(0);
     let mut rows = vec![String::new()];
     for piece in line.split_inclusive([' ', ';']) {
         let row = rows.last_mut().expect("begins with one");
@@ -43,7 +43,8 @@ mod tests {
         assert_eq!(rows(line, 0), [line]);
         assert_eq!(rows(line, 41), [line]);
         assert_eq!(rows(line, 40), ["prompt   147 tokens, 132 of them", "         cached"]);
-        assert_eq!(rows("samplers dry;top_k;top_p", 20), ["samplers dry;top_k;", "         top_p"]);
+        assert_eq!(rows("samplers dry;top_k;top_p", 20), ["samplers dry;top_k;", "top_p"]);
+        assert_eq!(rows("=  0 shared  0.0 MiB  of none", 26), ["=  0 shared  0.0 MiB  of", "             none"]);
         assert_eq!(rows("model    /a/long/name x", 12), ["model", "/a/long/name", "x"]);
         assert_eq!(rows("model    /a/long/long/name", 20), ["model    /a/long/long/name"]);
     }
