@@ -197,6 +197,9 @@ fn answers_of_a_chat_follow_a_form_as_long_as_it_is_set() {
     assert!(answers[..2].iter().all(|answer| ["\"red\"", "\"green\""].contains(answer)), "{answers:?}");
     assert!(answers.len() > 2 && !["\"red\"", "\"green\""].contains(&answers[2]), "{answers:?}");
 
+    let output = piped(&["-n", "2"], b"/set format {\"enum\": [\"a long row of words\"]}\nSay it.\n");
+    assert!(text(&output.stderr).contains("was cut off before it followed /set format: "), "{output:?}");
+
     let output = piped(&["-n", "6", "--regex", "yes|no"], b"Is water wet?\n/set format {\nIs fire cold?\n");
     assert!(!output.status.success(), "what is no schema is told, and the form stays");
     assert!(text(&output.stdout).lines().all(|answer| ["yes", "no"].contains(&answer)), "{output:?}");

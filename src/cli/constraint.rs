@@ -62,6 +62,11 @@ impl ConstraintArgs {
 }
 
 impl Asked {
+    /// The same, asked for in another way than by a flag.
+    pub fn by(self, flag: &'static str) -> Asked {
+        Asked { flag, ..self }
+    }
+
     pub fn bind(&self, tokenizer: &Tokenizer) -> anyhow::Result<Constraint> {
         let bound = Constraint::new(&self.grammar, tokenizer);
         bound.map_err(|error| Usage(format!("{}: {error:#}", self.flag)).into())

@@ -8,6 +8,9 @@ use crate::cli::load::Texts;
 use crate::cli::terminal::Terminal;
 use crate::sampler::{Params, Sampler};
 
+/// What sentences call it here.
+const COMMAND: &str = "/set format";
+
 /// What `/set format json` stands for.
 const ANY_OBJECT: &str = r#"{"type": "object"}"#;
 
@@ -22,14 +25,13 @@ impl Session {
     pub fn set_format(&mut self, format: Option<&str>, terminal: &Terminal) -> anyhow::Result<()> {
         let schema = format.map(|format| if format == "json" { ANY_OBJECT } else { format });
         let args = ConstraintArgs { json_schema: schema.map(str::to_string), ..ConstraintArgs::default() };
-        let asked = args.read(terminal).map_err(in_chat_words)?;
-        let bound = asked.as_ref().map(|asked| asked.bind(&self.loaded.texts.tokenizer)).transpose();
-        let bound = bound.map_err(in_chat_words)?;
+        let asked = args.read(terminal).map_err(in_chat_words)?.map(|asked| asked.by(COMMAND));
+        let bound = asked.as_ref().map(|asked| asked.bind(&self.loaded.texts.tokenizer)).transpose()?;
         (self.sampler.constraint, self.format) = (bound, asked);
         Ok(())
     }
 }
 
 fn in_chat_words(error: anyhow::Error) -> anyhow::Error {
-    anyhow!(format!("{error:#}").replacen("--json-schema", "/set format", 1))
+    anyhow!(format!("{error:#}").replacen("--json-schema", COMMAND, 1))
 }
