@@ -164,10 +164,11 @@ pub fn generate(
             }
             tell_notices(engine, on_event);
         }
-        let token = match best.take() {
-            Some(Best { token, is_finite }) => sampler.take_best(token, is_finite)?,
-            None => sampler.sample(engine.logits())?,
+        let chosen = match best.take() {
+            Some(Best { token, is_finite }) => sampler.take_best(token, is_finite),
+            None => sampler.sample(engine.logits()),
         };
+        let token = chosen.map_err(|error| error.seen(origin(engine, sequence)))?;
         if tokenizer.is_end_of_generation(token) {
             break FinishReason::Stop;
         }
@@ -205,6 +206,14 @@ pub fn generate(
         let _ = on_event(Event::Text(&rest));
     }
     Ok(completion)
+}
+
+/// Where the numbers went wrong, for people.
+fn origin(engine: &mut Engine, sequence: SequenceId) -> String {
+    match engine.first_non_finite(sequence) {
+        Some((stage, layer)) => format!("{} of layer {layer}", stage.name()),
+        None => "the last norm or the output head".to_string(),
+    }
 }
 
 /// Begins what is said of a constraint that fails on the way.

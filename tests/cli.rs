@@ -723,17 +723,31 @@ fn weights_that_give_nan_are_an_error_and_never_a_run_of_one_token() {
     let tensors = header["tensors"].as_array().unwrap();
     let norm = tensors.iter().find(|tensor| tensor["name"] == "output_norm.weight").unwrap();
     let start = norm["offset"].as_u64().unwrap() as usize;
-    for (index, value) in [(0, f32::NAN), (100, f32::NAN), (255, f32::NAN), (7, f32::INFINITY)] {
+    let path = folder.path().join("damaged.gguf").display().to_string();
+    let damage = |start: usize, index: usize, value: f32| {
         let mut bytes = fs::read(micro("F32")).unwrap();
         bytes[start + 4 * index..start + 4 * index + 4].copy_from_slice(&value.to_le_bytes());
-        let path = folder.path().join("damaged.gguf").display().to_string();
         fs::write(&path, bytes).unwrap();
+    };
+    for (index, value) in [(0, f32::NAN), (100, f32::NAN), (255, f32::NAN), (7, f32::INFINITY)] {
+        damage(start, index, value);
         for temp in ["0", "1"] {
             let output = run(&["run", "-m", &path, "--raw", "-p", "a", "-n", "20", "--temp", temp]);
-            assert_refused(&output, 1, &["non-finite"]);
+            assert_refused(&output, 1, &["non-finite", "first seen in the last norm or the output head"]);
         }
         let output = run(&["perplexity", "-m", &path, "-p", "the rain"]);
         assert_refused(&output, 1, &["non-finite"]);
+    }
+    // The error names the stage and the layer where it begins.
+    for (tensor, place) in
+        [("blk.0.ffn_norm.weight", "norm of layer 0"), ("blk.0.attn_v.weight", "attn_qkv of layer 0")]
+    {
+        let tensor = tensors.iter().find(|found| found["name"] == tensor).unwrap();
+        damage(tensor["offset"].as_u64().unwrap() as usize, 3, f32::NAN);
+        for temp in ["0", "1"] {
+            let output = run(&["run", "-m", &path, "--raw", "-p", "a", "-n", "20", "--temp", temp]);
+            assert_refused(&output, 1, &[&format!("first seen in {place}")]);
+        }
     }
 }
 

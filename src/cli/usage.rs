@@ -62,12 +62,12 @@ pub fn wrong(error: &Error, args: &[OsString], command: &str, called: impl Fn(&s
         ErrorKind::InvalidSubcommand => {
             let word = name(ContextKind::InvalidSubcommand).unwrap_or_default();
             // A path is no misspelt command.
-            match word.contains(['/', '.']) {
-                true => format!("there is no command '{word}': use -m to give a model, -f to give a text"),
-                false => {
-                    format!("there is no command '{word}'{suggestion}; use -p to give a prompt, -m to give a model")
-                }
+            if word.contains(['/', '.']) {
+                return format!("there is no command '{word}': use -m to give a model, -f to give a text");
             }
+            let near =
+                name(ContextKind::SuggestedSubcommand).map_or_else(String::new, |near| format!(" (is it {near}?)"));
+            format!("there is no command '{word}'{near}: use -p to give a prompt, -m to give a model")
         }
         ErrorKind::InvalidValue if value.is_empty() => format!("{both} needs a value that is not empty"),
         ErrorKind::InvalidValue => {

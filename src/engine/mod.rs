@@ -1,5 +1,6 @@
 //! Sequences of token ids over a backend and its paged KV cache: prefill, decode, scores. No text, no device.
 
+mod fault;
 mod room;
 mod session;
 

@@ -155,6 +155,13 @@ pub struct Sampler {
 #[error("the model gave a non-finite logit{0}: its weights are damaged or overflow")]
 pub struct NonFinite(String);
 
+impl NonFinite {
+    /// The same with where it comes from.
+    pub fn seen(self, origin: String) -> NonFinite {
+        NonFinite(format!("{}, first seen in {origin}", self.0))
+    }
+}
+
 impl Sampler {
     pub fn new(mut params: Params) -> Sampler {
         let seed = params.seed.unwrap_or_else(random_seed);
