@@ -180,7 +180,7 @@ fn config_tells_every_value_and_where_it_came_from() {
     // The sources stand in one column.
     let column = |key: &str| table.lines().find(|line| line.trim_start().starts_with(key)).unwrap().find("default");
     assert!(column("top-p").is_some() && column("top-p") == column("min-p"), "{table}");
-    assert!(table.lines().filter(|line| line.starts_with("  ")).all(|line| line.chars().count() <= 90), "{table}");
+    assert!(!table.contains('…'), "nothing is cut: {table}");
 }
 
 #[test]

@@ -124,28 +124,25 @@ pub fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ended> {
     let sequences = if args.n > 1 { 2 } else { 1 };
     let template = args.system.chat_template.as_deref();
     let mut loaded = load::load_for_text(&args.model, &args.cache, sequences, template, terminal)?;
-    let context_tokens = loaded.engine.context_tokens();
-    let fewest = loaded.texts.tokenizer.fewest_tokens(asked.bytes());
-    ensure!(
-        fewest <= context_tokens,
-        "the prompt has {} at least, and the context {context_tokens}: shorten it",
-        counted(fewest, "token")
-    );
-    let prompt = prompt::build_prompt(args, &asked, &loaded.texts, terminal)?;
-    let asked = prompt.ids.len();
-    loaded.engine.set_on_full(args.cache.on_full_after(asked, context_tokens)?);
-    let needed = if loaded.engine.evictable_tokens().is_none() { asked + 1 } else { asked };
-    if needed > context_tokens {
-        let trained = loaded.config.context_tokens;
+    let (context_tokens, trained) = (loaded.engine.context_tokens(), loaded.config.context_tokens);
+    let no_room = |tokens: String| {
         let raise = match context_tokens < trained {
             true => format!(", or raise -c (the model was trained for {trained})"),
             false => " (the model was trained for no more)".to_string(),
         };
-        bail!(
-            "the prompt has {}, which leaves no room for an answer in a context of {context_tokens}: shorten it{raise}",
-            counted(asked, "token")
-        );
-    }
+        format!(
+            "the prompt has {tokens}, which leaves no room for an answer in a context of {context_tokens}: shorten \
+             it{raise}"
+        )
+    };
+    // Encoding what can never fit would take minutes and gigabytes.
+    let fewest = loaded.texts.tokenizer.fewest_tokens(asked.bytes());
+    ensure!(fewest <= context_tokens, no_room(format!("at least {}", counted(fewest, "token"))));
+    let prompt = prompt::build_prompt(args, &asked, &loaded.texts, terminal)?;
+    let asked = prompt.ids.len();
+    loaded.engine.set_on_full(args.cache.on_full_after(asked, context_tokens)?);
+    let needed = if loaded.engine.evictable_tokens().is_none() { asked + 1 } else { asked };
+    ensure!(needed <= context_tokens, no_room(counted(asked, "token")));
     let constraint = match &constraint {
         Some(asked) => Some((asked.bind(&loaded.texts.tokenizer)?, asked.cut_off())),
         None => None,

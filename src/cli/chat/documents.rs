@@ -41,7 +41,7 @@ impl Session {
     /// Refuses what can never fit before it is read, and in the midst of a chat what may never end: Ctrl-C would have to
     /// end the chat then.
     fn check_size(&self, path: &Path, name: &str, flag: &str) -> anyhow::Result<()> {
-        let about = std::fs::metadata(path).with_context(|| format!("{name}: cannot be opened"))?;
+        let about = std::fs::metadata(path).with_context(|| format!("{flag} {name}: cannot be opened"))?;
         ensure!(flag != "/read" || about.is_file() || about.is_dir(), "{name} is no regular file");
         let context_tokens = self.loaded.engine.context_tokens();
         let fewest = self.loaded.texts.tokenizer.fewest_tokens(about.len() as usize);
