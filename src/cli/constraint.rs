@@ -32,7 +32,7 @@ pub struct ConstraintArgs {
     pub grammar: Option<String>,
 }
 
-/// A constraint that was asked for, and by which flag.
+/// A constraint that was asked for, and by which flag or command.
 pub struct Asked {
     flag: &'static str,
     grammar: Grammar,
@@ -41,30 +41,32 @@ pub struct Asked {
 impl ConstraintArgs {
     /// Reads files, so that they are complained about before a model is loaded.
     pub fn read(&self, terminal: &Terminal) -> anyhow::Result<Option<Asked>> {
-        let text_of = |file: &Path, flag| read_file(file, flag, Form::Prompt, false, terminal);
-        let (flag, grammar) = if let Some(schema) = &self.json_schema {
-            let is_text = schema.trim_start().starts_with('{') || ["", "true", "false"].contains(&schema.trim());
-            let text = if is_text { schema.clone() } else { text_of(Path::new(schema), "--json-schema")? };
-            ("--json-schema", Grammar::json_schema(&text))
+        if let Some(schema) = &self.json_schema {
+            Asked::json_schema("--json-schema", schema, terminal).map(Some)
         } else if let Some(pattern) = &self.regex {
-            ("--regex", Ok(Grammar::regex(pattern)))
+            Asked::new("--regex", Ok(Grammar::regex(pattern))).map(Some)
         } else if let Some(grammar) = &self.grammar {
             let is_text =
                 grammar.contains("::=") || grammar.lines().any(|line| line.trim_start().starts_with("start:"));
-            let text = if is_text { grammar.clone() } else { text_of(Path::new(grammar), "--grammar")? };
-            ("--grammar", Grammar::lark_or_gbnf(&text))
+            let text = text_of("--grammar", grammar, is_text, terminal)?;
+            Asked::new("--grammar", Grammar::lark_or_gbnf(&text)).map(Some)
         } else {
-            return Ok(None);
-        };
-        let grammar = grammar.map_err(|error| Usage(format!("{flag}: {error:#}")))?;
-        Ok(Some(Asked { flag, grammar }))
+            Ok(None)
+        }
     }
 }
 
 impl Asked {
-    /// The same, asked for in another way than by a flag.
-    pub fn by(self, flag: &'static str) -> Asked {
-        Asked { flag, ..self }
+    fn new(flag: &'static str, grammar: anyhow::Result<Grammar>) -> anyhow::Result<Asked> {
+        let grammar = grammar.map_err(|error| Usage(format!("{flag}: {error:#}")))?;
+        Ok(Asked { flag, grammar })
+    }
+
+    /// A JSON schema, or the file of one; `flag` is what sentences call whatever asked for it.
+    pub fn json_schema(flag: &'static str, schema: &str, terminal: &Terminal) -> anyhow::Result<Asked> {
+        let is_text = schema.trim_start().starts_with('{') || ["", "true", "false"].contains(&schema.trim());
+        let text = text_of(flag, schema, is_text, terminal)?;
+        Asked::new(flag, Grammar::json_schema(&text))
     }
 
     pub fn bind(&self, tokenizer: &Tokenizer) -> anyhow::Result<Constraint> {
@@ -76,4 +78,9 @@ impl Asked {
     pub fn cut_off(&self) -> String {
         format!("the answer was cut off before it followed {}: raise -n or -c, or bound it more tightly", self.flag)
     }
+}
+
+/// What a flag was given, or the text of the file that it names.
+fn text_of(flag: &str, given: &str, is_text: bool, terminal: &Terminal) -> anyhow::Result<String> {
+    if is_text { Ok(given.to_string()) } else { read_file(Path::new(given), flag, Form::Prompt, false, terminal) }
 }

@@ -131,6 +131,10 @@ pub fn read_bounded(from: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
 /// Without a byte order mark and without exactly one final line end, as llama.cpp does it.
 fn trimmed(text: &str) -> &str {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    without_line_end(text)
+}
+
+pub fn without_line_end(text: &str) -> &str {
     text.strip_suffix("\r\n").or_else(|| text.strip_suffix('\n')).unwrap_or(text)
 }
 

@@ -54,7 +54,7 @@ impl Terminal {
 
     /// Whether from here on lines end between words, on a terminal that can move its cursor.
     pub fn wrap_words(&mut self, wanted: bool) {
-        let able = self.stdout_is_terminal && std::env::var_os("TERM").is_none_or(|name| name != "dumb");
+        let able = self.stdout_is_terminal && !is_dumb();
         self.wrap = (wanted && able).then(Wrap::default);
     }
 
@@ -82,7 +82,7 @@ impl Terminal {
     /// Takes back the rows above the cursor that a line of input has filled, if they can be found again.
     pub fn take_back_input(&self, prompt: &str, line: &str) {
         let columns = usize::from(tcgetwinsize(io::stdout()).map_or(0, |size| size.ws_col));
-        if !self.stdout_is_terminal || columns == 0 || std::env::var_os("TERM").is_some_and(|name| name == "dumb") {
+        if !self.stdout_is_terminal || columns == 0 || is_dumb() {
             return;
         }
         let rows: usize = format!("{prompt}{line}").split('\n').map(|row| row.width().div_ceil(columns).max(1)).sum();
@@ -182,9 +182,7 @@ impl Terminal {
 
     /// One line of a table with two columns, the second of which goes on below itself where a terminal is narrow.
     pub fn talk_in_columns(&self, left: &str, right: &str) {
-        let columns =
-            if self.stderr_is_terminal { tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col) } else { 0 };
-        in_columns(left, right, columns.into()).iter().for_each(|line| {
+        in_columns(left, right, self.talk_columns()).iter().for_each(|line| {
             let _ = writeln!(io::stderr(), "{}", strip_controls(line));
         });
     }
@@ -237,9 +235,13 @@ impl Drop for Progress {
     }
 }
 
+/// A terminal that knows no escape sequences.
+fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|name| name == "dumb")
+}
+
 fn colours_are_wanted() -> bool {
-    let dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
-    !dumb && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
+    !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
 }
 
 fn written(result: io::Result<()>) -> anyhow::Result<()> {

@@ -10,6 +10,7 @@ use std::{env, process, thread};
 
 use anyhow::{Context, bail, ensure};
 
+use crate::cli::input::without_line_end;
 use crate::cli::signals;
 use crate::cli::terminal::Terminal;
 
@@ -44,7 +45,7 @@ pub fn edit(text: &str, terminal: &Terminal) -> anyhow::Result<Option<String>> {
     let edited = String::from_utf8(bytes).ok().context("what the editor wrote is not UTF-8: nothing is changed")?;
     // The line editor would send them to the terminal.
     let edited: String = edited.chars().filter(|&c| !c.is_control() || ['\n', '\r', '\t'].contains(&c)).collect();
-    let edited = edited.strip_suffix("\r\n").or_else(|| edited.strip_suffix('\n')).unwrap_or(&edited);
+    let edited = without_line_end(&edited);
     Ok((!edited.trim().is_empty()).then(|| edited.to_string()))
 }
 

@@ -1,9 +1,7 @@
 //! The form that answers have to follow in a chat: the flags for it, and ollama's `/set format`.
 
-use anyhow::anyhow;
-
 use super::session::Session;
-use crate::cli::constraint::{Asked, ConstraintArgs};
+use crate::cli::constraint::Asked;
 use crate::cli::load::Texts;
 use crate::cli::terminal::Terminal;
 use crate::sampler::{Params, Sampler};
@@ -24,14 +22,9 @@ impl Session {
     /// `json`, a JSON schema or the file of one; `None`: any text.
     pub fn set_format(&mut self, format: Option<&str>, terminal: &Terminal) -> anyhow::Result<()> {
         let schema = format.map(|format| if format == "json" { ANY_OBJECT } else { format });
-        let args = ConstraintArgs { json_schema: schema.map(str::to_string), ..ConstraintArgs::default() };
-        let asked = args.read(terminal).map_err(in_chat_words)?.map(|asked| asked.by(COMMAND));
+        let asked = schema.map(|schema| Asked::json_schema(COMMAND, schema, terminal)).transpose()?;
         let bound = asked.as_ref().map(|asked| asked.bind(&self.loaded.texts.tokenizer)).transpose()?;
         (self.sampler.constraint, self.format) = (bound, asked);
         Ok(())
     }
-}
-
-fn in_chat_words(error: anyhow::Error) -> anyhow::Error {
-    anyhow!(format!("{error:#}").replacen("--json-schema", COMMAND, 1))
 }
